@@ -1,0 +1,35 @@
+# make demo: train, evaluate and report on real digits in about two minutes. make test: everything that CI checks.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test format clean
+
+demo: $(INSTALLED)
+	rm -rf demo
+	$(BIN)/mrboost train at --data digits --out demo/at --device cpu
+	$(BIN)/mrboost train at-mce --data digits --out demo/at-mce --device cpu
+	$(BIN)/mrboost evaluate demo/at --device cpu
+	$(BIN)/mrboost evaluate demo/at-mce --device cpu
+	$(BIN)/mrboost report demo/at demo/at-mce --out demo/report.html --device cpu
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch goes first and by itself: asked for by a range, pip would fetch the CUDA build and its gigabytes.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mrboost needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

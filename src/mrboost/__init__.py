@@ -1,0 +1,26 @@
+"""mrboost: margin-boosted robust ensembles, and what it takes to trust them."""
+
+from . import attacks, data, losses, models, recipes
+from .boosting import boost
+from .ensemble import Ensemble
+from .errors import InputError
+from .evaluation import Evaluation, evaluate
+from .recipes import Recipe
+from .runs import load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Ensemble",
+    "Evaluation",
+    "InputError",
+    "Recipe",
+    "attacks",
+    "boost",
+    "data",
+    "evaluate",
+    "load",
+    "losses",
+    "models",
+    "recipes",
+]

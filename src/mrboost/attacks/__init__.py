@@ -1,0 +1,20 @@
+"""Attacks: ``attack(model, x, y) -> x_adv``, inside the ball and [0, 1], the model left as found."""
+
+from .base import Attack, Classifier, attacked
+from .named import named
+from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
+
+__all__ = [
+    "CW",
+    "FGSM",
+    "PGD",
+    "Attack",
+    "Classifier",
+    "FromClean",
+    "Gaussian",
+    "Start",
+    "Uniform",
+    "ascend",
+    "attacked",
+    "named",
+]

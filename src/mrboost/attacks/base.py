@@ -1,0 +1,90 @@
+"""What every attack shares: the model's state left as found, the checks at the door, the random stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mrboost.errors import InputError
+
+Classifier = Callable[[Tensor], Tensor]
+"""Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
+
+
+class Attack(Protocol):
+    """``attack(model, x, y)`` gives adversarial images of the shape and dtype of ``x``."""
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def norm(self) -> str: ...
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor: ...
+
+
+@contextmanager
+def attacked(*models: Classifier) -> Iterator[None]:
+    """Within it, the models are in eval mode and their weights need no gradient; after it, they are as before."""
+    with ExitStack() as restore:
+        for model in models:
+            if not isinstance(model, nn.Module):
+                continue
+            for module in model.modules():
+                if module.training:
+                    # The attribute, not .train(): that call would recurse, and users override it.
+                    restore.callback(setattr, module, "training", True)
+                    module.training = False
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    restore.callback(parameter.requires_grad_, True)
+                    parameter.requires_grad_(False)
+        yield
+
+
+def generator_for(device: torch.device, seed: int | None) -> torch.Generator:
+    """A random stream of its own on the device, so that the global one stays untouched."""
+    generator = torch.Generator(device=device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse what is not a batch of images in [0, 1] with integer labels."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(f"images and labels must be tensors, got {type(x).__name__} and {type(y).__name__}")
+    if not x.is_floating_point():
+        raise InputError(f"images must be floating point in [0, 1], got {x.dtype}: divide uint8 images by 255")
+    if x.ndim < 2 or len(x) == 0:
+        raise InputError(f"images must be a batch (N, …) of at least one, got shape {tuple(x.shape)}")
+    if y.shape != x.shape[:1]:
+        raise InputError(f"labels must have shape ({len(x)},) to match the images, got {tuple(y.shape)}")
+    if y.dtype != torch.int64:
+        raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
+    low, high = x.aminmax()
+    if not (low >= 0 and high <= 1):  # also false for NaN
+        problem = "contain NaN" if x.isnan().any() else f"span [{low.item():.4g}, {high.item():.4g}]"
+        raise InputError(f"images must lie in [0, 1], these {problem}: rescale them, normalise inside the model")
+
+
+def check_logits(model: Classifier, x: Tensor, y: Tensor) -> None:
+    """Refuse a model whose output is not logits ``(N, K)``, or labels that its K classes do not have."""
+    with torch.no_grad():
+        logits = model(x[:1])
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}")
+    low, high = y.min().item(), y.max().item()
+    if low < 0 or high >= logits.shape[1]:
+        raise InputError(
+            f"labels must lie in 0..{logits.shape[1] - 1} for a model of {logits.shape[1]} classes, got {low}..{high}"
+        )

@@ -1,0 +1,183 @@
+r"""Projected gradient ascent and the attacks that are values of it: FGSM, PGD, CW.
+
+An attack is a loss, a start, a step and a projection::
+
+    x_0     = Π(x + start)
+    x_{k+1} = Π(x_k + steepest step of length α along ∇ Σ_i loss_i(x_k))
+
+where Π projects onto the eps-ball around x and the box [0, 1]. ``ascend`` is that loop for any per-example
+objective of the images; ``PGD`` is the objective ``loss(model(x'), y)``. The model is an argument, never owned:
+an attack sees it in eval mode without gradients to its weights, and leaves it as it was found.
+
+References: Goodfellow et al. 2015 (FGSM); Madry et al. 2018 (PGD); Carlini & Wagner 2017 (CW's margin loss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+from mrboost.losses import Loss, cross_entropy, margin
+from mrboost.threat import Threat, ball
+
+from .base import Classifier, attacked, check_batch, check_logits, generator_for
+
+Objective = Callable[[Tensor], Tensor]
+"""Images ``(N, …)`` to one value per example, which the attack raises."""
+
+
+class Start(Protocol):
+    """The perturbation that the ascent starts from, before projection."""
+
+    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class FromClean:
+    """Start at the clean image (FGSM)."""
+
+    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002
+        return torch.zeros_like(x)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Start uniformly in the ball of radius ``scale · eps`` (Madry: 1; the release of the paper: 1/2)."""
+
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:
+        return threat.uniform(x, generator) * self.scale
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Start at a tiny normal perturbation (TRADES and MART: 0.001)."""
+
+    std: float = 0.001
+
+    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002
+        return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) * self.std
+
+
+def ascend(
+    objective: Objective,
+    x: Tensor,
+    threat: Threat,
+    *,
+    steps: int,
+    step_size: float,
+    start: Start,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The last iterate of projected steepest ascent on a per-example objective, within ``threat`` around ``x``."""
+    x_adv = threat.project(x + start(x, threat, generator), x)
+    for _ in range(steps):
+        x_adv.requires_grad_(True)
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(objective(x_adv).sum(), x_adv)
+        x_adv = threat.project(x_adv.detach() + threat.step(gradient, step_size), x)
+    return x_adv
+
+
+@dataclass(frozen=True)
+class PGD:
+    """Projected gradient ascent on a loss of the model's logits.
+
+    Args:
+        eps: radius of the ball, in units of images in [0, 1].
+        norm: "Linf" or "L2".
+        steps: number of gradient steps of each restart.
+        step_size: length of a step in the norm; a quarter of eps if not given.
+        loss: what to raise, any ``loss(logits, target, reduction="none")`` of ``mrboost.losses``.
+        start: where a restart begins; uniform in the ball by default.
+        restarts: independent starts. With more than one, each example keeps a misclassified
+            result if there was one, otherwise the one of highest loss.
+        seed: of the random starts; the same seed gives the same result on the same device. None draws one.
+
+    Example:
+        >>> x_adv = PGD(eps=8 / 255, steps=20)(model, x, y)  # doctest: +SKIP
+    """
+
+    eps: float = 8 / 255
+    norm: str = "Linf"
+    steps: int = field(default=20, kw_only=True)
+    step_size: float | None = field(default=None, kw_only=True)
+    loss: Loss = field(default=cross_entropy, kw_only=True)
+    start: Start = field(default=Uniform(), kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+    seed: int | None = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        ball(self.norm, self.eps)
+        if self.steps < 1 or self.restarts < 1:
+            raise InputError(f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}")
+        if self.step_size is not None and not self.step_size > 0:
+            raise InputError(f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4")
+
+    @property
+    def threat(self) -> Threat:
+        return ball(self.norm, self.eps)
+
+    def ascend(self, objective: Objective, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """One ascent with this attack's threat, steps and start on any objective of the images."""
+        step_size = self.eps / 4 if self.step_size is None else self.step_size
+        return ascend(
+            objective,
+            x,
+            self.threat,
+            steps=self.steps,
+            step_size=step_size,
+            start=self.start,
+            generator=generator,
+        )
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype."""
+        check_batch(x, y)
+        if generator is None:
+            generator = generator_for(x.device, self.seed)
+        with attacked(model), torch.inference_mode(False):
+            x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
+            check_logits(model, x, y)
+            best = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, generator)
+            best_score = self._score(model, best, y) if self.restarts > 1 else None
+            for _ in range(self.restarts - 1):
+                trial = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, generator)
+                score = self._score(model, trial, y)
+                assert best_score is not None
+                better = score > best_score
+                best_score = torch.where(better, score, best_score)
+                best = torch.where(better.view(-1, *[1] * (x.ndim - 1)), trial, best)
+        return best
+
+    def _score(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        """Loss of each example, with every misclassified one above all others."""
+        with torch.no_grad():
+            logits = model(x)
+            loss = self.loss(logits, y, reduction="none").double()
+        return torch.where(logits.argmax(dim=1) != y, torch.inf, loss)
+
+
+def FGSM(eps: float = 8 / 255, norm: str = "Linf", *, loss: Loss = cross_entropy) -> PGD:
+    """Fast gradient sign method: one step of length eps from the clean image."""
+    return PGD(eps, norm, steps=1, step_size=eps, loss=loss, start=FromClean())
+
+
+def CW(
+    eps: float = 8 / 255,
+    norm: str = "Linf",
+    *,
+    steps: int = 30,
+    step_size: float | None = None,
+    start: Start = Uniform(),  # noqa: B008 — a frozen value
+    restarts: int = 1,
+    seed: int | None = 0,
+) -> PGD:
+    """Carlini–Wagner's margin loss inside PGD, as adversarial-training papers use it."""
+    return PGD(eps, norm, steps=steps, step_size=step_size, loss=margin, start=start, restarts=restarts, seed=seed)

@@ -1,0 +1,83 @@
+"""The rounds: initialise a learner, fit it, freeze it, append it. One round is plain training."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Unpack
+
+from lightning_fabric import Fabric
+from torch import nn
+
+from . import data as datasets
+from . import models, runs
+from .config import Config, Options, resolve
+from .data import Augment, Dataset, hold_out
+from .devices import make_fabric
+from .ensemble import Ensemble
+from .recipes import Recipe, get
+from .seeds import derive, global_stream
+from .training import fit
+
+
+def boost(
+    recipe: Recipe | str,
+    data: Dataset | str = "digits",
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> Ensemble:
+    """Train a recipe and return the ensemble of its rounds, ready for use.
+
+    Args:
+        recipe: a ``Recipe`` or the name of one (``mrboost.recipes.RECIPES``).
+        data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``).
+        out: a folder to keep the run in, crash-safe; without it nothing is written.
+        resume: go on with the run in ``out`` if there is one.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+        data_dir: where the data's files lie.
+        progress: show progress on standard error.
+        options: ``model``, ``rounds``, ``epochs``, ``eps``, ``norm``, ``step_size``, ``batch_size``, ``lr``,
+            ``seed``, ``validation``, ``select_on``, ``precision``; what is left out comes from data and recipe.
+    """
+    recipe = get(recipe) if isinstance(recipe, str) else recipe
+    dataset = datasets.load(data, data_dir) if isinstance(data, str) else data
+    config = resolve(recipe, dataset, **options)
+    fabric = make_fabric(device, config.precision)
+    run = None
+    if out is not None:
+        description = runs.describe(config, dataset)
+        if data_dir is not None:
+            description["data_dir"] = str(Path(data_dir).absolute())
+        run = (runs.Run.resume if resume else runs.Run.create)(out, description)
+    with run.locked() if run is not None else nullcontext():
+        members = _rounds(config, dataset, fabric, run, progress)
+    return Ensemble(members).requires_grad_(False).eval()
+
+
+def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
+    train, held_out = dataset.train, dataset.test
+    if config.select_on == "validation":
+        train, held_out = hold_out(dataset.train, config.validation, derive(config.seed, "hold out"))
+    augment = Augment(dataset.defaults.padding, dataset.defaults.flip)
+    mean, std = dataset.channel_stats()
+    members: list[nn.Module] = []
+    if run is not None:
+        members = [run.load_member(i).to(fabric.device) for i in range(1, run.rounds_done() + 1)]
+    for round_ in range(len(members) + 1, config.rounds + 1):
+        with global_stream(derive(config.seed, "initialise", round_), fabric.device):
+            learner = models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
+        fitted = fit(
+            learner, members, train, held_out, config, fabric=fabric, augment=augment, round_=round_, run=run,
+            progress=progress,
+        )  # fmt: skip
+        if run is not None:
+            run.save_member(round_, fitted.best, fitted.last)
+            run.clear_checkpoint()
+        learner.load_state_dict(fitted.best)
+        members.append(learner.requires_grad_(False).eval())
+    return members

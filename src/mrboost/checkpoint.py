@@ -1,0 +1,85 @@
+"""What a fit is made of between two epochs, and how it goes to a file and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from .runs import Run
+from .storage import State
+
+
+@dataclass
+class Progress:
+    """A learner under training: its weights, its optimiser's, and the best so far."""
+
+    learner: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: AveragedModel | None = None
+    epoch: int = 0
+    best_epoch: int = 0
+    best_robust: float = -1.0
+    best: State = field(default_factory=dict)
+
+    @property
+    def kept(self) -> nn.Module:
+        """The model that is scored and kept: the average of the weights where there is one."""
+        return self.learner if self.average is None else self.average.module
+
+    def score(self, robust: float) -> None:
+        """Close an epoch with its robust accuracy on held-out images."""
+        self.epoch += 1
+        if robust > self.best_robust:
+            self.best_epoch, self.best_robust, self.best = self.epoch, robust, copy_state(self.kept)
+
+    def save(self, run: Run, round_: int) -> None:
+        tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
+        if self.average is not None:
+            tensors |= _named("average", self.average.state_dict())
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= _named(f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None})
+        facts = {
+            "round": round_,
+            "epoch": self.epoch,
+            "best_epoch": self.best_epoch,
+            "best_robust": self.best_robust,
+        }
+        run.save_checkpoint(tensors, facts)
+
+    def restore(self, run: Run, round_: int) -> None:
+        """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
+        checkpoint = run.load_checkpoint()
+        if checkpoint is None or checkpoint[1]["round"] != round_:
+            run.rewind_metrics(round_, 0)
+            return
+        tensors, facts = checkpoint
+        self.epoch, self.best_epoch, self.best_robust = (
+            facts["epoch"],
+            facts["best_epoch"],
+            facts["best_robust"],
+        )
+        run.rewind_metrics(round_, self.epoch)
+        self.learner.load_state_dict(_part(tensors, "learner"))
+        if self.average is not None:
+            self.average.load_state_dict(_part(tensors, "average"))
+        slots: dict[int, State] = {}
+        for name, value in _part(tensors, "optimizer").items():
+            index, _, slot = name.partition(".")
+            slots.setdefault(int(index), {})[slot] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        self.best = _part(tensors, "best")
+
+
+def copy_state(module: nn.Module) -> State:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> State:
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def _part(tensors: State, prefix: str) -> State:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

@@ -1,0 +1,146 @@
+"""A run's configuration: everything that decides its result, and nothing else.
+
+Two runs with equal configurations on one kind of device give equal weights; ``--resume`` insists on equality.
+Where the data lie and which device computes are not part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, TypedDict, Unpack
+
+from . import models
+from .attacks import PGD
+from .data import Dataset
+from .errors import InputError, unknown_name
+from .recipes import Recipe
+from .threat import ball
+
+SelectOn = Literal["validation", "test"]
+Precision = Literal["auto", "32-true", "bf16-mixed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides the result of a training."""
+
+    recipe: Recipe
+    data: str
+    model: str
+    rounds: int
+    epochs: int
+    eps: float
+    norm: str
+    step_size: float
+    batch_size: int
+    lr: float
+    seed: int
+    validation: int
+    select_on: SelectOn
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        models.check(self.model)
+        ball(self.norm, self.eps)
+        for name in ("rounds", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "step_size"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if self.batch_size < 2:
+            raise InputError("batch_size must be at least 2: BatchNorm has no statistics of a single image")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be in 0 … 2^63 − 1, got {self.seed}")
+        for name, known in (
+            ("select_on", ("validation", "test")),
+            ("precision", ("auto", "32-true", "bf16-mixed")),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def attack(self, steps: int | None = None) -> PGD:
+        """The recipe's inner attack with this run's ball; ``steps`` overrides its length for validation."""
+        return PGD(
+            self.eps,
+            self.norm,
+            steps=steps or self.recipe.steps,
+            step_size=self.step_size,
+            start=self.recipe.start,
+            seed=self.seed,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as JSON values, parts by their names."""
+        return {key: value for key, value in describe_parts(self).items() if key != "part"}
+
+
+class Options(TypedDict, total=False):
+    """What a caller may say about a training; the rest comes from the data's and the recipe's defaults."""
+
+    model: str | None
+    rounds: int
+    epochs: int | None
+    eps: float | None
+    norm: str
+    step_size: float | None
+    batch_size: int | None
+    lr: float | None
+    seed: int
+    validation: int | None
+    select_on: SelectOn
+    precision: Precision
+
+
+def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
+    """Fill what was not said from the data's and the recipe's defaults, and check the rest."""
+    said = {name: value for name, value in options.items() if value is not None}
+    unknown = said.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
+    defaults = dataset.defaults
+    if said.get("norm", "Linf") != "Linf" and "eps" not in said:
+        raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
+    filled: dict[str, Any] = {
+        "model": defaults.model,
+        "rounds": 1,
+        "epochs": defaults.epochs,
+        "eps": defaults.eps,
+        "norm": "Linf",
+        "batch_size": recipe.batch_size,
+        "lr": recipe.lr,
+        "seed": 0,
+        "validation": min(1000, len(dataset.train) // 10),
+        "select_on": "validation",
+        "precision": "auto",
+    } | said
+    # The data's own step belongs to its own radius; another radius scales it.
+    filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
+    config = Config(recipe=recipe, data=dataset.name, **filled)
+    most = len(dataset.train) - 2
+    if not 1 <= config.validation <= most:
+        raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
+    return config
+
+
+def describe_parts(value: object) -> Any:
+    """A tree of frozen dataclasses as JSON values: each part by its class, each function by its name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"part": type(value).__name__} | {f.name: describe_parts(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple | list):
+        return [describe_parts(item) for item in value]
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
+    return value
+
+
+def differences(saved: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> list[str]:
+    """``key: saved value -> asked value`` for each leaf where two descriptions differ."""
+    found: list[str] = []
+    for key in sorted(saved.keys() | asked.keys()):
+        old, new = saved.get(key), asked.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key}: {old!r} -> {new!r}")
+    return found

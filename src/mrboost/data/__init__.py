@@ -1,0 +1,16 @@
+"""Datasets of images as plain tensors.
+
+    dataset = load("digits")                             # or "cifar10", "folder:~/pictures.zip", …
+    train, validation = hold_out(dataset.train, 200, seed=0)
+    batches = Batches(train, 128, device="cuda", augment=Augment(padding=4, flip=True), shuffle=True)
+    for x, y in batches.epoch(generator): ...            # float32 in [0, 1], int64, on the device
+
+Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belongs to the model, so that an
+attack's eps always means the same thing.
+"""
+
+from mrboost.data.dataset import Dataset, Defaults, Split, hold_out
+from mrboost.data.loader import Augment, Batches
+from mrboost.data.sources import describe, load, names
+
+__all__ = ["Augment", "Batches", "Dataset", "Defaults", "Split", "describe", "hold_out", "load", "names"]

@@ -1,0 +1,160 @@
+"""What a dataset is: two splits of tensors, the names of the classes, and the defaults of its field.
+
+`Split` checks its shapes and types, `Dataset` its values (range, NaN, labels), so that whatever is built from
+them downstream can rely on both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+
+MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division by zero
+CHUNK_VALUES = 2**22  # pixels converted to float64 at a time: 32 MiB
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and labels of one part: x (N, C, H, W), uint8 or float32 in [0, 1]; y (N,), int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 4 or self.x.dtype not in (torch.uint8, torch.float32):
+            raise InputError(
+                f"images have shape {tuple(self.x.shape)} and type {self.x.dtype}: "
+                "give (N, C, H, W), uint8 in 0..255 or float32 in [0, 1]"
+            )
+        if self.y.ndim != 1 or self.y.dtype != torch.int64:
+            raise InputError(f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}: give (N,), int64")
+        if len(self.x) != len(self.y):
+            raise InputError(f"{len(self.x)} images but {len(self.y)} labels: each image needs one label")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: slice | Tensor) -> Split:
+        return Split(self.x[index], self.y[index])
+
+    def to(self, device: str | torch.device) -> Split:
+        return Split(self.x.to(device), self.y.to(device))
+
+    def images(self) -> Tensor:
+        """The images as float32 in [0, 1]."""
+        return self.x if self.x.dtype == torch.float32 else self.x.to(torch.float32).div_(255)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a user who says nothing gets for a dataset: the threat model and the recipe usual in its field."""
+
+    eps: float
+    step_size: float
+    model: str
+    epochs: int
+    padding: int
+    flip: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    defaults: Defaults
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2:
+            raise InputError(f"{self.name}: {len(self.classes)} class(es): a classifier needs at least two")
+        for part, split in (("train", self.train), ("test", self.test)):
+            _check_values(split, len(self.classes), f"{self.name} {part}")
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            raise InputError(
+                f"{self.name}: training images are {tuple(self.train.x.shape[1:])} but test images are "
+                f"{tuple(self.test.x.shape[1:])} (channels, height, width): make them the same size"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        _, channels, height, width = self.train.x.shape
+        return channels, height, width
+
+    def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of the training images, in [0, 1] units."""
+        channels, height, width = self.shape
+        total = torch.zeros(channels, dtype=torch.float64, device=self.train.x.device)
+        squares = torch.zeros_like(total)
+        step = max(1, CHUNK_VALUES // (channels * height * width))
+        for start in range(0, len(self.train), step):
+            values = self.train.x[start : start + step].to(torch.float64)
+            total += values.sum(dim=(0, 2, 3))
+            squares += values.square().sum(dim=(0, 2, 3))
+        count = len(self.train) * height * width
+        scale = 255.0 if self.train.x.dtype == torch.uint8 else 1.0
+        mean = total / count
+        std = (squares / count - mean.square()).clamp(min=0).sqrt() / scale
+        return tuple((mean / scale).tolist()), tuple(std.clamp(min=MIN_STD).tolist())
+
+
+def _check_values(split: Split, num_classes: int, where: str) -> None:
+    if len(split) == 0 or split.x[0].numel() == 0:
+        raise InputError(f"{where}: images have shape {tuple(split.x.shape)}: there is nothing to learn from")
+    low, high = (int(bound) for bound in split.y.aminmax())
+    if low < 0 or high >= num_classes:
+        raise InputError(
+            f"{where}: label {low if low < 0 else high} is out of range: "
+            f"labels of {num_classes} classes are 0..{num_classes - 1}"
+        )
+    if split.x.dtype == torch.float32:
+        darkest, brightest = (float(bound) for bound in split.x.aminmax())  # NaN propagates to both
+        if darkest != darkest:
+            raise InputError(f"{where}: some pixels are NaN: remove or repair those images")
+        if darkest < 0 or brightest > 1:
+            raise InputError(f"{where}: pixels span [{darkest:g}, {brightest:g}]: rescale them to [0, 1]")
+
+
+def rank_in_class(y: Tensor) -> Tensor:
+    """For each example, how many earlier examples share its label: [5, 7, 5, 5, 7] -> [0, 0, 1, 2, 1]."""
+    counts = y.bincount()
+    order = y.argsort(stable=True)
+    first = counts.cumsum(0) - counts
+    rank = torch.empty_like(y)
+    rank[order] = torch.arange(len(y), device=y.device) - first[y[order]]
+    return rank
+
+
+def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
+    """(rest, validation): `count` images drawn from `train`, each class in proportion to its size.
+
+    Shares are rounded by largest remainder, so every class is within one image of its exact share. Both parts
+    keep the order of `train`. The draw depends on `seed` alone, not on the device nor on the global state.
+    """
+    if not 0 <= count < len(train):
+        raise InputError(f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}")
+    generator = torch.Generator().manual_seed(seed)
+    y = train.y.cpu()
+    sizes = y.bincount()
+    exact = sizes * count  # in units of 1 / len(train), so that the remainders stay whole numbers
+    shares = exact // len(train)
+    # Ties between remainders go to a random class: otherwise the first labels would always get more.
+    tie_break = torch.rand(len(sizes), generator=generator, dtype=torch.float64)
+    remainders = (exact % len(train)).to(torch.float64) + tie_break
+    shares[remainders.argsort(descending=True)[: count - int(shares.sum())]] += 1
+
+    held = torch.zeros(len(train), dtype=torch.bool)
+    for label, share in enumerate(shares.tolist()):
+        members = (y == label).nonzero().squeeze(1)
+        held[members[torch.randperm(len(members), generator=generator)[:share]]] = True
+    held = held.to(train.y.device)
+    return train[~held], train[held]

@@ -1,0 +1,175 @@
+"""The user's own images: a tree `split/class/image`, as a directory or inside a tar or zip archive.
+
+    train/cat/1.png   train/dog/a.jpg   …   test/cat/7.png   …      (in an archive, also below one top folder)
+
+The test split may be called test, val, validation or valid; the first of these that exists is used. The order
+of the images depends on their paths alone, and goes round the classes (the first image of each class, then
+the second of each, …), so that the first n images are a balanced sample for any n.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from mrboost.data.archives import Member, members, reason
+from mrboost.data.dataset import Split, rank_in_class
+from mrboost.errors import InputError
+
+TEST_NAMES = ("test", "val", "validation", "valid")
+SPLIT_NAMES = ("train", *TEST_NAMES)
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SUFFIXES)})"
+# Only these decoders: others that Pillow knows start programs (EPS) or are seldom used and seldom tested.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+GREY_MODES = ("1", "L", "LA")
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: Pillow would clip, not rescale
+MAX_PIXELS = 4096 * 4096
+
+Pixels = NDArray[np.uint8]  # (1 or 3, H, W)
+Classes = dict[str, dict[str, Pixels]]  # class -> file -> image
+
+
+class Place(NamedTuple):
+    """Where an image stands in the layout."""
+
+    split: PurePosixPath  # "train", or "top/train" in an archive with a top folder
+    label: str
+    file: str  # empty for the folder of the class itself
+
+
+def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
+    """(train, test, classes) of a tree of images; raises InputError for what is not as described above."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist: give a folder or an archive; {LAYOUT}")
+    found: dict[PurePosixPath, Classes] = {}
+    for place, pixels in _decoded(_tree(path) if path.is_dir() else members(path, _is_image), path):
+        files = found.setdefault(place.split, {}).setdefault(place.label, {})
+        if place.file in files:
+            raise InputError(f"{path}: {place.split}/{place.label}/{place.file} is there twice: pack it again")
+        if pixels is not None:
+            files[place.file] = pixels
+    names = {split.name: split for split in found}
+    test_name = next((name for name in TEST_NAMES if name in names), None)
+    if "train" not in names or test_name is None or len({split.parent for split in found}) > 1:
+        listing = ", ".join(sorted(f"{split}/" for split in found)) or "neither"
+        raise InputError(f"{path}: {LAYOUT}; found {listing}")
+    splits = {name: found[names[name]] for name in ("train", test_name)}
+    classes = _common_classes(path, splits)
+    shape = _common_shape(path, splits)
+    train, test = (_stacked(split, classes, shape) for split in splits.values())
+    return train, test, classes
+
+
+def _tree(root: Path) -> Iterator[Member]:
+    """The class folders and the images of a directory, two levels below each split."""
+    test_name = next((name for name in TEST_NAMES if (root / name).is_dir()), "test")
+    for split in ("train", test_name):
+        for label in _visible(root / split):
+            relative = PurePosixPath(split, label.name)
+            if label.is_dir():
+                yield Member(relative, None)
+            elif _is_image(relative):
+                yield Member(relative, b"")  # out of place, which `_place` reports
+            for file in _visible(label):
+                if file.is_dir() and any(_is_image(PurePosixPath(inner)) for inner in file.iterdir()):
+                    raise InputError(f"{file} holds images one level too deep: {LAYOUT}")
+                if file.is_file() and _is_image(relative / file.name):
+                    yield Member(relative / file.name, file.read_bytes())
+
+
+def _visible(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _is_image(path: PurePosixPath) -> bool:
+    # "._cat.png" and "__MACOSX/" are what a Mac adds to its archives.
+    hidden = path.name.startswith(".") or "__MACOSX" in path.parts
+    return path.suffix.lower() in SUFFIXES and not hidden
+
+
+def _place(member: Member, path: Path) -> Place | None:
+    """Where a member stands in the layout; None for what is no part of it."""
+    parts = member.path.parts if member.data is not None else (*member.path.parts, "")
+    if len(parts) >= 3 and parts[-3] in SPLIT_NAMES and not parts[-2].startswith("."):
+        return Place(PurePosixPath(*parts[:-2]), *parts[-2:])
+    if member.data is not None and any(name in parts for name in SPLIT_NAMES):
+        raise InputError(f"{path}: {member.path} is not at split/class/image; {LAYOUT}")
+    return None
+
+
+def _decoded(source: Iterable[Member], path: Path) -> Iterator[tuple[Place, Pixels | None]]:
+    """Each image as it comes. No threads: at 32x32 Pillow spends its time in Python, and two took longer."""
+    for member in tqdm(source, desc=f"reading {path.name}", unit=" images", disable=None, delay=2, leave=False):
+        place = _place(member, path)
+        if place is not None:
+            yield place, None if member.data is None else _decode(member.data, f"{path}: {member.path}")
+
+
+def _decode(content: bytes, where: str) -> Pixels:
+    """(1 or 3, H, W): one channel for a grey image, red, green and blue for all others."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise InputError(f"{where} has {image.width}x{image.height} pixels, too many: resize it")
+            if image.mode in DEEP_MODES:
+                raise InputError(f"{where} has more than 8 bits per channel ({image.mode}): save it with 8")
+            if image.mode in GREY_MODES:
+                return np.asarray(image.convert("L"))[None]
+            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    except InputError:
+        raise
+    except Exception as error:  # the decoder of a damaged image can raise nearly anything
+        raise InputError(f"{where} cannot be read as an image ({reason(error)}): repair or remove it") from error
+
+
+def _common_classes(path: Path, splits: dict[str, Classes]) -> tuple[str, ...]:
+    for name, split in splits.items():
+        empty = sorted(label for label, files in split.items() if not files)
+        if empty:
+            raise InputError(f"{path}: no image of class {', '.join(empty)} in {name}: add some or remove the folder")
+    (train_name, train), (test_name, test) = splits.items()
+    if train.keys() != test.keys():
+        extra = {train_name: train.keys() - test.keys(), test_name: test.keys() - train.keys()}
+        only = "; ".join(f"only in {name}: {', '.join(sorted(more))}" for name, more in extra.items() if more)
+        raise InputError(f"{path}: {train_name} and {test_name} must have the same classes; {only}")
+    return tuple(sorted(train))
+
+
+def _common_shape(path: Path, splits: dict[str, Classes]) -> tuple[int, int, int]:
+    shapes = {
+        f"{name}/{label}/{file}": pixels.shape
+        for name, split in splits.items()
+        for label, files in sorted(split.items())
+        for file, pixels in sorted(files.items())
+    }
+    first, (_, height, width) = next(iter(shapes.items()))
+    for file, (_, rows, columns) in shapes.items():
+        if (rows, columns) != (height, width):
+            raise InputError(
+                f"{path}: {file} is {columns}x{rows} pixels but {width}x{height} is expected, as in {first}: "
+                "resize the images to one size"
+            )
+    return max(channels for channels, _, _ in shapes.values()), height, width
+
+
+def _stacked(split: Classes, classes: tuple[str, ...], shape: tuple[int, int, int]) -> Split:
+    images = [pixels for label in classes for _, pixels in sorted(split[label].items())]
+    y = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(split[label]) for label in classes]))
+    order = rank_in_class(y).argsort(stable=True)
+    x = torch.empty((len(images), *shape), dtype=torch.uint8)
+    rows = x.numpy()
+    for row, index in enumerate(order.tolist()):
+        rows[row] = images[index]  # a grey image among coloured ones fills all three channels
+    return Split(x, y[order])

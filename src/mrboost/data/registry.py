@@ -1,0 +1,104 @@
+"""The named datasets, as values: what each is, the sets of files it may come in, and how to read each set.
+
+Adding a dataset is adding an entry to `SOURCES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from mrboost.data import formats
+from mrboost.data.cifar import cifar
+from mrboost.data.dataset import Defaults, Split, rank_in_class
+
+
+@dataclass(frozen=True)
+class Download:
+    file: str
+    url: str
+    checksum: str  # "md5:…" or "sha256:…"
+    variants: bool = False  # legitimate files with another checksum exist
+
+
+@dataclass(frozen=True)
+class Source:
+    """A named dataset: what it is, the sets of files it may come in, and how to read each."""
+
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    sizes: tuple[int, int]
+    defaults: Defaults
+    readers: dict[tuple[str, ...], Callable[..., tuple[Split, Split]]]  # file names -> reader of their paths
+    downloads: tuple[Download, ...] = ()
+
+
+def _digits() -> tuple[Split, Split]:
+    """scikit-learn's 8x8 scans; in each class every fifth image is a test image, for every seed."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    whole = formats.to_split(digits.images / 16.0, digits.target, "digits")
+    test = rank_in_class(whole.y) % 5 == 4
+    return whole[~test], whole[test]
+
+
+_DIGIT_NAMES = tuple("0123456789")
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
+_COLOUR = Defaults(8 / 255, 2 / 255, "resnet18", epochs=100, padding=4, flip=True)
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+_STANFORD = "http://ufldl.stanford.edu/housenumbers"
+_KERAS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
+_read_cifar10 = partial(cifar, train=[f"data_batch_{i}" for i in range(1, 6)], test=["test_batch"], labels="labels")
+_read_cifar100 = partial(cifar, train=["train"], test=["test"], labels="fine_labels")
+
+SOURCES: dict[str, Source] = {
+    "digits": Source(
+        (1, 8, 8), _DIGIT_NAMES, (1442, 355), Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False),
+        {(): _digits},
+    ),
+    "mnist": Source(
+        (1, 28, 28), _DIGIT_NAMES, (60000, 10000),
+        Defaults(0.3, 0.05, "cnn-mnist", 20, padding=0, flip=False),
+        {("mnist.npz",): formats.mnist_npz, _IDX: formats.mnist_idx, _IDX_GZ: formats.mnist_idx},
+        (Download("mnist.npz", f"{_KERAS}/mnist.npz",
+                  "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1", variants=True),),
+    ),
+    "cifar10": Source(
+        (3, 32, 32), tuple(_CIFAR10.split()), (50000, 10000), _COLOUR,
+        {("cifar-10-python.tar.gz",): _read_cifar10, ("cifar-10-batches-py",): _read_cifar10},
+        (Download("cifar-10-python.tar.gz", f"{_TORONTO}/cifar-10-python.tar.gz",
+                  "md5:c58f30108f718f92721af3b95e74349a"),),
+    ),
+    "cifar100": Source(
+        (3, 32, 32), tuple(_CIFAR100.split()), (50000, 10000), _COLOUR,
+        {("cifar-100-python.tar.gz",): _read_cifar100, ("cifar-100-python",): _read_cifar100},
+        (Download("cifar-100-python.tar.gz", f"{_TORONTO}/cifar-100-python.tar.gz",
+                  "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
+    ),
+    "svhn": Source(
+        # No flip: a mirrored digit is another sign. The smaller step is the usual one for SVHN.
+        (3, 32, 32), _DIGIT_NAMES, (73257, 26032),
+        Defaults(8 / 255, 1 / 255, "resnet18", 100, padding=4, flip=False),
+        {("train_32x32.mat", "test_32x32.mat"): formats.svhn},
+        (Download("train_32x32.mat", f"{_STANFORD}/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
+         Download("test_32x32.mat", f"{_STANFORD}/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3")),
+    ),
+}  # fmt: skip

@@ -1,0 +1,33 @@
+"""Which device computes, and in which precision."""
+
+from __future__ import annotations
+
+import torch
+from lightning_fabric import Fabric
+
+from .errors import InputError
+
+
+def make_fabric(device: str = "auto", precision: str = "auto") -> Fabric:
+    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device has it, unless told."""
+    kind, _, index = device.partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(kind, False) or (index and not index.isdecimal()):
+        usable = [name for name, there in available.items() if there]
+        raise InputError(f"device {device!r} is not available here: use auto or {' or '.join(usable)}")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
+    if precision == "auto":
+        precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    devices: list[int] | int = [int(index)] if kind == "cuda" and index else 1
+    return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
+
+
+def device_of(model: object) -> torch.device:
+    """Where a model's first weight lies; the CPU for a function or a model without weights."""
+    if isinstance(model, torch.nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            return tensor.device
+    return torch.device("cpu")

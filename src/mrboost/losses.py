@@ -1,0 +1,120 @@
+r"""Losses as pure functions of logits, per example until the last line.
+
+Every loss of one batch of logits is called as ``loss(logits, target, reduction=…)`` and grows as the classifier
+does worse, so that training minimises it and an attack maximises it. With ``g`` the logits of one example,
+``y`` its label and ``K`` the number of classes:
+
+=====================  ============================================================================
+cross_entropy          CE(g, y) = log Σ_j exp g_j − g_y
+margin_cross_entropy   MCE(g, y, y') = CE(g, y) + CE(−g, y');  MCE-A(g, y) = Σ_{y'≠y} MCE(g, y, y') / (K − 1)
+margin                 max_{j≠y} g_j − g_y
+dlr                    (max_{j≠y} g_j − g_y) / (g_(1) − g_(3)),  g_(i) the i-th largest logit
+kl_divergence          KL(softmax p ‖ softmax q), of two batches of logits
+=====================  ============================================================================
+
+References: Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022 (MCE; the definition is the one
+of its appendix, which averages over the K − 1 false labels; its listing divides by K once more); Carlini & Wagner
+2017 (margin); Croce & Hein 2020 (DLR).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(Protocol):
+    """A loss of logits and labels; ``reduction="none"`` gives one value per example."""
+
+    def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor: ...
+
+
+def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Cross-entropy ``log Σ_j exp g_j − g_y`` of logits ``(N, K)`` and labels ``(N,)``."""
+    _check(logits, target)
+    return _reduce(_pick(-F.log_softmax(logits, dim=1), target), reduction)
+
+
+def margin_cross_entropy(
+    logits: Tensor, target: Tensor, other: Tensor | None = None, reduction: Reduction = "mean"
+) -> Tensor:
+    """Margin cross-entropy: raise the true label's logit and lower a false label's.
+
+    With ``other`` (labels y', shape ``(N,)``) the pairwise ``CE(g, y) + CE(−g, y')``; without it the average of
+    that over the K − 1 false labels. For two classes it equals twice the cross-entropy.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0]])
+        >>> margin_cross_entropy(logits, torch.tensor([0]))
+        tensor(1.0187)
+    """
+    _check(logits, target)
+    raise_true = _pick(-F.log_softmax(logits, dim=1), target)
+    lower = -F.log_softmax(-logits, dim=1)
+    if other is not None:
+        _check(logits, other)
+        return _reduce(raise_true + _pick(lower, other), reduction)
+    # Masked rather than "the sum minus the true label's term": that term is huge exactly when the example is
+    # classified well, and subtracting it would cancel the digits of the rest.
+    false_labels = lower.masked_fill(_is_label(logits, target), 0.0).sum(dim=1) / (logits.shape[1] - 1)
+    return _reduce(raise_true + false_labels, reduction)
+
+
+def margin(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Carlini–Wagner margin ``max_{j≠y} g_j − g_y``: negative while the example is classified correctly."""
+    _check(logits, target)
+    return _reduce(_best_other(logits, target) - _pick(logits, target), reduction)
+
+
+def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Difference of logits ratio: the margin made invariant to shifting and scaling the logits (K >= 3)."""
+    _check(logits, target)
+    if logits.shape[1] < 3:
+        raise ValueError(f"dlr needs at least 3 classes, the logits have {logits.shape[1]}: use margin instead")
+    top = logits.topk(3, dim=1).values
+    gap = _best_other(logits, target) - _pick(logits, target)
+    return _reduce(gap / (top[:, 0] - top[:, 2] + 1e-12), reduction)
+
+
+def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """``KL(softmax(p_logits) ‖ softmax(q_logits))`` of two batches of logits ``(N, K)``."""
+    if p_logits.shape != q_logits.shape:
+        raise ValueError(f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and {tuple(q_logits.shape)}")
+    p, q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
+    return _reduce((p.exp() * (p - q)).sum(dim=1), reduction)
+
+
+def _pick(values: Tensor, label: Tensor) -> Tensor:
+    return values.gather(1, label[:, None]).squeeze(1)
+
+
+def _is_label(logits: Tensor, label: Tensor) -> Tensor:
+    return torch.arange(logits.shape[1], device=logits.device) == label[:, None]
+
+
+def _best_other(logits: Tensor, target: Tensor) -> Tensor:
+    return logits.masked_fill(_is_label(logits, target), -torch.inf).amax(dim=1)
+
+
+def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return values
+    if reduction == "mean":
+        return values.mean()
+    if reduction == "sum":
+        return values.sum()
+    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def _check(logits: Tensor, label: Tensor) -> None:
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(f"logits must have shape (N, K) with K >= 2, got {tuple(logits.shape)}")
+    if label.shape != logits.shape[:1]:
+        raise ValueError(f"labels must have shape ({logits.shape[0]},), got {tuple(label.shape)}")
+    if label.dtype != torch.int64:
+        raise TypeError(f"labels must be int64 class indices, got {label.dtype}: convert with .long()")

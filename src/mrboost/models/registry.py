@@ -1,0 +1,83 @@
+"""Models by name. A model takes images in [0, 1] and returns logits; it normalises inside.
+
+Register your own with a function of the image shape and the number of classes::
+
+    @mrboost.models.register("my-net")
+    def my_net(shape: tuple[int, int, int], classes: int) -> nn.Module: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mrboost.errors import InputError, unknown_name
+
+Shape = tuple[int, int, int]
+Factory = Callable[[Shape, int], nn.Module]
+
+
+class Normalize(nn.Module):
+    """``(x − mean) / std`` per channel; the constants are saved with the weights."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+@dataclass(frozen=True)
+class _Entry:
+    factory: Factory
+    normalize: bool
+
+
+_REGISTRY: dict[str, _Entry] = {}
+
+
+def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factory]:
+    """Make a model available under ``name``. With ``normalize=False`` it sees the [0, 1] images as they are."""
+
+    def decorate(factory: Factory) -> Factory:
+        if name in _REGISTRY:
+            raise InputError(f"a model called {name!r} is registered already: choose another name")
+        _REGISTRY[name] = _Entry(factory, normalize)
+        return factory
+
+    return decorate
+
+
+def names() -> tuple[str, ...]:
+    return tuple(sorted(_REGISTRY))
+
+
+def check(name: str) -> None:
+    """Refuse a name that is not registered."""
+    if name not in _REGISTRY:
+        raise unknown_name("model", name, _REGISTRY, hint="register your own with mrboost.models.register")
+
+
+def build(
+    name: str,
+    shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> nn.Module:
+    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the data's, per channel."""
+    check(name)
+    entry = _REGISTRY[name]
+    network = entry.factory(shape, classes)
+    if not entry.normalize:
+        return network
+    return nn.Sequential(Normalize(mean or [0.0] * shape[0], std or [1.0] * shape[0]), network)

@@ -1,0 +1,89 @@
+"""Figures as SVG text: training curves and accuracy against eps. No global matplotlib state is touched."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
+
+
+def _axes(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)) -> tuple[Any, Any]:
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mrboost"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def training_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
+    """Clean and robust accuracy on the held-out images over the epochs, one colour per run."""
+    figure, axes = _axes(f"Training: accuracy on {held_out} images", "epoch", "accuracy, %")
+    for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
+        epochs = range(1, len(rows) + 1)  # over all rounds
+        axes.plot(epochs, [100 * r["clean"] for r in rows], color=color, ls="--", lw=1.2, label=f"{label}: clean")
+        axes.plot(epochs, [100 * r["robust"] for r in rows], color=color, lw=1.8, label=f"{label}: PGD-20")
+        axes.plot(epochs, [100 * r["train_robust"] for r in rows], color=color, ls=":", lw=1, alpha=0.8)
+        for boundary in [i + 0.5 for i in range(1, len(rows)) if rows[i]["round"] != rows[i - 1]["round"]]:
+            axes.axvline(boundary, color=color, lw=0.6, alpha=0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.plot([], [], color="#555", ls=":", lw=1, label="training images, attacked")
+    axes.legend(fontsize=7, frameon=False)
+    return _svg(figure)
+
+
+def loss_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The training loss over the epochs; losses of different recipes are not comparable in height."""
+    figure, axes = _axes("Training: loss on perturbed images", "epoch", "loss")
+    for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
+        axes.plot(range(1, len(rows) + 1), [r["loss"] for r in rows], color=color, lw=1.6, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=7, frameon=False)
+    return _svg(figure)
+
+
+def robustness_curves(curves: Mapping[str, Sequence[tuple[float, float]]], eps: float, norm: str) -> str:
+    """Accuracy against the radius of the attack, with the training radius marked."""
+    figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
+    for color, (label, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
+        axes.plot([e for e, _ in points], [100 * a for _, a in points], color=color, marker="o", ms=3, label=label)
+    axes.axvline(eps, color="#777", lw=0.8, ls="--")
+    axes.annotate("training eps", (eps, 2), fontsize=7, color="#555", xytext=(3, 0), textcoords="offset points")
+    axes.set_ylim(0, 101)
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def margin_curves(margins: Mapping[str, Sequence[float]], eps: float) -> str:
+    """The share of attacked images whose margin is at most m, against m."""
+    figure, axes = _axes(f"Margins under attack, eps = {eps:g}", "margin m", "images with margin ≤ m, %")
+    for color, (label, values) in zip(_cycle(len(margins)), margins.items(), strict=True):
+        ordered = sorted(values)
+        share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
+        axes.step([-1.0, *ordered, 1.0], [0.0, *share, 100.0], where="post", color=color, label=label)
+    axes.axvline(0, color="#777", lw=0.8, ls="--")
+    axes.set_xlim(-1, 1)
+    axes.set_ylim(0, 101)
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLORS[i % len(COLORS)] for i in range(count)]

@@ -1,0 +1,80 @@
+"""Evaluations of a run: which data, which weights, and the file that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import data as datasets
+from .data import Dataset, Split, hold_out
+from .devices import make_fabric
+from .ensemble import Ensemble
+from .errors import InputError
+from .evaluation import Evaluation, evaluate, resolve_attacks
+from .runs import Run, load
+
+
+def load_data(run: Run, data_dir: str | Path | None = None) -> Dataset:
+    """The data that a run was trained on, checked to be of the same shape."""
+    dataset = datasets.load(run.config["data"], data_dir or run.config.get("data_dir"))
+    expected = run.config["input"]
+    if list(dataset.shape) != expected["shape"] or dataset.num_classes != expected["classes"]:
+        raise InputError(
+            f"{run.config['data']} now has images {dataset.shape} of {dataset.num_classes} classes, the run in "
+            f"{str(run.folder)!r} was trained on {tuple(expected['shape'])} of {expected['classes']}: check --data-dir"
+        )
+    return dataset
+
+
+def draw(split: Split, n: int | None) -> Split:
+    """``n`` images drawn evenly from the classes, the same ones each time; all of them without ``n``."""
+    if n is None or n == len(split):
+        return split
+    if not 1 <= n <= len(split):
+        raise InputError(f"n must be 1 to {len(split)}, the number of test images, got {n}")
+    return hold_out(split, n, seed=0)[1]
+
+
+def load_model(run: Run, which: str, device: str) -> Ensemble:
+    return load(run.folder, which).to(make_fabric(device, "32-true").device)
+
+
+def evaluate_run(
+    run_dir: str | Path,
+    attack: Sequence[str],
+    *,
+    which: str = "best",
+    n: int | None = None,
+    eps: float | None = None,
+    norm: str | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    progress: bool = False,
+) -> Evaluation:
+    """Evaluate a run on its test images and add the outcomes to its ``results.json``."""
+    run = Run.open(run_dir)
+    eps, norm = eps or run.config["eps"], norm or run.config["norm"]
+    resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
+    model = load_model(run, which, device)
+    test = draw(load_data(run, data_dir).test, n)
+    result = evaluate(
+        model, test.images(), test.y, attack, eps=eps, norm=norm, batch_size=batch_size, progress=progress
+    )
+    _keep(run, which, result)
+    return result
+
+
+def _keep(run: Run, which: str, result: Evaluation) -> None:
+    """Merge by what was measured: weights, ball and number of images; a repeated attack replaces the older figure."""
+    new: dict[str, Any] = {"weights": which, **result.to_dict()}
+    results = run.results
+    kept = []
+    for old in results.get("evaluations", []):
+        if all(old[key] == new[key] for key in ("weights", "eps", "norm", "n")):
+            again = {outcome["attack"] for outcome in new["outcomes"]}
+            new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])
+        else:
+            kept.append(old)
+    run.save_results({**results, "evaluations": [*kept, new]})

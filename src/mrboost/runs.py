@@ -1,0 +1,223 @@
+"""The run folder: written so that a crash at any moment loses at most the epoch under way.
+
+::
+
+    config.json            what was asked for, with every default filled in
+    metrics.jsonl          one line per epoch
+    checkpoint/            state.safetensors: the last whole epoch, everything needed to go on
+    members/               01.safetensors (best on validation), 01.last.safetensors, 02… per boosting round
+    results.json           evaluations
+    report.html
+
+Every file but metrics.jsonl is replaced in one step. A metrics line is written before its epoch's checkpoint, and
+lines beyond the checkpoint are dropped on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import models
+from .config import Config, differences
+from .data import Dataset
+from .ensemble import Ensemble
+from .errors import InputError
+from .storage import State, read_json, read_tensors, replace_file, write_json, write_tensors
+
+FORMAT = 1
+_KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
+
+
+class Run:
+    """A run folder that exists. ``create`` or ``resume`` one for training, ``open`` one to read."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder = folder
+        self.config = config
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """Read a run; refuse a folder that is not one."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise InputError(f"there is no run folder {str(folder)!r}: give the --out of a training")
+        path = folder / "config.json"
+        if not path.is_file():
+            raise InputError(f"{str(folder)!r} is not a run folder: it has no config.json")
+        config = read_json(path)
+        missing = {"format", "recipe", "data", "model", "rounds", "eps", "input"} - config.keys()
+        if missing:
+            raise InputError(f"{path} is not a run's configuration: it lacks {', '.join(sorted(missing))}")
+        if config["format"] != FORMAT:
+            raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
+        return cls(folder, config)
+
+    @classmethod
+    def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
+        """Start a run in a new or empty folder."""
+        folder = Path(folder)
+        if (folder / "config.json").exists():
+            raise InputError(
+                f"{str(folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
+            )
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
+        try:
+            (folder / "members").mkdir(parents=True, exist_ok=True)
+            (folder / "checkpoint").mkdir(exist_ok=True)
+            write_json(folder / "config.json", {"format": FORMAT, **description})
+        except OSError as error:
+            raise InputError(
+                f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose another --out"
+            ) from None
+        return cls(folder, {"format": FORMAT, **description})
+
+    @classmethod
+    def resume(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
+        """Go on with a run of the same configuration; a folder without one is started."""
+        if not (Path(folder) / "config.json").exists():
+            return cls.create(folder, description)
+        run = cls.open(folder)
+        ignored = {"format", "versions", "data_dir"}
+        changed = differences(
+            {k: v for k, v in run.config.items() if k not in ignored},
+            {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
+        )
+        if changed:
+            raise InputError(
+                f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
+                "resume it with the same options, or choose another --out"
+            )
+        if not os.access(run.folder, os.W_OK):
+            raise InputError(f"cannot write the run folder {str(folder)!r}: choose a copy that you may write")
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second training out. The system drops the lock when the process ends, however it ends."""
+        import fcntl
+
+        with (self.folder / "checkpoint" / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"another process is training in {str(self.folder)!r}: wait for it or end it"
+                ) from None
+            yield
+
+    # Training state
+
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        write_tensors(self.folder / "checkpoint" / "state.safetensors", tensors, facts)
+
+    def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
+        path = self.folder / "checkpoint" / "state.safetensors"
+        return read_tensors(path) if path.exists() else None
+
+    def clear_checkpoint(self) -> None:
+        (self.folder / "checkpoint" / "state.safetensors").unlink(missing_ok=True)
+
+    # Metrics
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        rows = []
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the line that a crash cut short is the last one
+        return rows
+
+    def rewind_metrics(self, round_: int, epoch: int) -> None:
+        """Drop the lines after this epoch: the checkpoint does not know of them."""
+        rows = [row for row in self.metrics() if (row["round"], row["epoch"]) <= (round_, epoch)]
+        replace_file(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    # Members
+
+    def save_member(self, round_: int, best: State, last: State) -> None:
+        """Keep both ends of a round; the member counts as there once "best" is, which is written second."""
+        write_tensors(self._member(round_, "last"), last, {})
+        write_tensors(self._member(round_, "best"), best, {})
+
+    def rounds_done(self) -> int:
+        done = 0
+        while self._member(done + 1, "best").exists():
+            done += 1
+        return done
+
+    def new_model(self) -> nn.Module:
+        """A fresh model of the run's architecture."""
+        shape, classes = self.config["input"]["shape"], self.config["input"]["classes"]
+        return models.build(self.config["model"], tuple(shape), int(classes))
+
+    def load_member(self, round_: int, which: str = "best") -> nn.Module:
+        path = self._member(round_, which)
+        if not path.exists():
+            raise InputError(f"{str(self.folder)!r} has no finished member {round_}: go on with mrboost train --resume")
+        model = self.new_model()
+        try:
+            model.load_state_dict(read_tensors(path)[0])
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise InputError(f"{path} does not fit model {self.config['model']!r}: {reason}") from None
+        return model.eval()
+
+    def _member(self, round_: int, which: str) -> Path:
+        if which not in _KINDS:
+            raise InputError(f"weights must be 'best' or 'last', got {which!r}")
+        return self.folder / "members" / _KINDS[which].format(round_)
+
+    # Results
+
+    @property
+    def results(self) -> dict[str, Any]:
+        path = self.folder / "results.json"
+        return read_json(path) if path.exists() else {}
+
+    def save_results(self, results: Mapping[str, Any]) -> None:
+        write_json(self.folder / "results.json", results)
+
+
+def load(run_dir: str | Path, which: str = "best") -> Ensemble:
+    """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
+
+    ``which`` is "best" (chosen on validation images) or "last". Weights need no gradient, so it plugs into any
+    attack library as it is. A model of your own must be registered before, as it was for training.
+    """
+    run = Run.open(run_dir)
+    ensemble = Ensemble([run.load_member(i, which) for i in range(1, max(run.rounds_done(), 1) + 1)])
+    return ensemble.requires_grad_(False).eval()
+
+
+def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """What config.json holds besides the format: the configuration, the input, the versions that made it."""
+    from . import __version__
+
+    return {
+        **config.describe(),
+        "input": {
+            "shape": list(dataset.shape),
+            "classes": dataset.num_classes,
+            "names": list(dataset.classes),
+        },
+        "versions": {"mrboost": __version__, "torch": torch.__version__},
+    }

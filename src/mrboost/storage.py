@@ -1,0 +1,61 @@
+"""Files that are whole or not there: JSON and safetensors, written beside, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from .errors import InputError
+
+State = dict[str, Tensor]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Tensors and JSON facts in one safetensors file, replaced in one step."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    replace_file(path, safetensors.torch.save(contiguous, {"facts": json.dumps(facts)}))
+
+
+def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 — not a mapping
+    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not a whole safetensors file ({error}): restore it from a copy") from None
+
+
+def write_json(path: Path, value: object) -> None:
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
+    return value
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a crash leaves is written over
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the renaming itself
+    finally:
+        os.close(folder)

@@ -1,0 +1,115 @@
+r"""Threat models: what the adversary may do to an image.
+
+A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. It knows three
+moves, each a pure function of tensors ``(N, …)``: a uniform draw from the ball, the step of a given length that
+raises a linear function most (steepest ascent), and the projection back into ball and box.
+
+=======  ======================  ==========================================
+norm     steepest ascent step    ball
+=======  ======================  ==========================================
+Linf     size · sign(gradient)   max |x' − x| <= eps
+L2       size · gradient / ‖·‖   ‖x' − x‖₂ <= eps
+=======  ======================  ==========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .errors import InputError, unknown_name
+
+
+class Threat(Protocol):
+    """A norm ball of radius ``eps`` intersected with [0, 1]."""
+
+    @property
+    def eps(self) -> float: ...
+
+    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A perturbation (not an image) drawn uniformly from the ball, before the box."""
+
+    def step(self, gradient: Tensor, size: float) -> Tensor:
+        """The perturbation of length ``size`` in this norm along which a function with this gradient rises most."""
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """A point of the ball around ``x`` and of [0, 1], equal to ``x_adv`` where that is one already."""
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The length of the perturbation in this norm, one value per example."""
+
+
+@dataclass(frozen=True)
+class Linf:
+    """The largest change of any pixel is at most ``eps``."""
+
+    eps: float
+
+    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return _random(torch.rand, x, generator).mul_(2).sub_(1).mul_(self.eps)
+
+    def step(self, gradient: Tensor, size: float) -> Tensor:
+        return gradient.sign() * size
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return torch.clamp(x_adv, (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1))
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).abs().flatten(1).amax(dim=1)
+
+
+@dataclass(frozen=True)
+class L2:
+    """The Euclidean length of the perturbation is at most ``eps``."""
+
+    eps: float
+
+    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        direction = _random(torch.randn, x, generator)
+        # The volume within radius r grows as r^d, so r = u^(1/d) is uniform over the ball.
+        radius = _random(torch.rand, x[(slice(None),) + (slice(1),) * (x.ndim - 1)], generator)
+        return self.step(direction, self.eps) * radius ** (1 / x[0].numel())
+
+    def step(self, gradient: Tensor, size: float) -> Tensor:
+        # The largest entry is brought to 1 first: squares of the gradients of a saturated model underflow.
+        tiny = torch.finfo(gradient.dtype).tiny
+        largest = gradient.flatten(1).abs().amax(dim=1).view(-1, *[1] * (gradient.ndim - 1))
+        scaled = gradient / largest.clamp_(min=tiny)
+        return scaled * (size / _norms(scaled).clamp_(min=tiny))
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        delta = x_adv - x
+        # Clipping to the box moves every pixel towards x, which lies in it: the ball is not left again.
+        return (x + delta * (self.eps / _norms(delta).clamp_(min=self.eps))).clamp_(0, 1)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return _norms(x_adv - x).flatten()
+
+
+_NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2}
+
+
+def ball(norm: str, eps: float) -> Threat:
+    """The threat model named ``norm`` ("Linf" or "L2") with radius ``eps``."""
+    if norm not in _NORMS:
+        raise unknown_name("norm", str(norm), _NORMS)
+    if not eps > 0:
+        raise InputError(f"eps must be positive, got {eps!r}: for images in [0, 1] a usual value is 8/255")
+    if norm == "Linf" and eps > 1:
+        raise InputError(
+            f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it counts grey levels"
+        )
+    return _NORMS[norm](eps)
+
+
+def _norms(delta: Tensor) -> Tensor:
+    """Euclidean norm of each example, shaped to broadcast against the batch."""
+    return delta.flatten(1).square().sum(dim=1).sqrt().view(-1, *[1] * (delta.ndim - 1))
+
+
+def _random(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    return draw(like.shape, generator=generator, device=like.device, dtype=like.dtype)

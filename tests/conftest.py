@@ -1,0 +1,44 @@
+"""What several test files share: small data, and one real training on digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import mrboost
+from mrboost.data import Dataset, Defaults, Split
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return mrboost.data.load("digits")
+
+
+@pytest.fixture(scope="session")
+def trained(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder: adversarial training with MCE on digits, long enough to be robust. Read it, don't write it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    mrboost.boost("at-mce", digits, epochs=8, out=folder, device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(trained: Path) -> mrboost.Ensemble:
+    return mrboost.load(trained)
+
+
+@pytest.fixture(scope="session")
+def batch(digits: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    return digits.test.images()[:64], digits.test.y[:64]
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Dataset:
+    """Forty-eight noisy images of three easy classes: an epoch takes milliseconds."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(48) % 3
+    x = (0.25 * torch.rand(48, 1, 8, 8, generator=generator) + 0.25 * y.view(-1, 1, 1, 1)).clamp(0, 1)
+    defaults = Defaults(eps=0.05, step_size=0.0125, model="cnn-digits", epochs=2, padding=1, flip=True)
+    return Dataset("tiny", Split(x[:36], y[:36]), Split(x[36:], y[36:]), ("a", "b", "c"), defaults)

@@ -1,0 +1,148 @@
+"""Split, Dataset and hold_out: what they guarantee and what they refuse."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mrboost.data import Dataset, Defaults, Split, hold_out
+from mrboost.errors import InputError
+
+DEFAULTS = Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False)
+
+
+def a_split(count=20, classes=2, dtype=torch.uint8, size=4):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (count, 3, size, size), generator=generator)
+    x = x.to(dtype) if dtype == torch.uint8 else x.to(dtype) / 255
+    return Split(x, torch.arange(count) % classes)
+
+
+def a_dataset(train, test=None, classes=("a", "b")):
+    return Dataset("mine", train, train if test is None else test, classes, DEFAULTS)
+
+
+def test_images_are_the_bytes_over_255():
+    split = a_split()
+    assert split.images().dtype == torch.float32
+    torch.testing.assert_close(split.images() * 255, split.x.float())
+    floats = a_split(dtype=torch.float32)
+    assert torch.equal(floats.images(), floats.x)
+
+
+def test_indexing_keeps_images_and_labels_together():
+    split = a_split(10, classes=5)
+    index = torch.tensor([7, 0, 3])
+    for part, expected in ((split[index], index), (split[2:5], torch.arange(2, 5))):
+        assert torch.equal(part.x, split.x[expected])
+        assert torch.equal(part.y, expected % 5)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(3, 4, 4), torch.zeros(3, dtype=torch.int64), r"shape \(3, 4, 4\)"),
+        (torch.zeros(3, 1, 4, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), "float64"),
+        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int32), "int32"),
+        (torch.zeros(3, 1, 4, 4), torch.zeros(3, 1, dtype=torch.int64), r"labels have shape \(3, 1\)"),
+        (torch.zeros(3, 1, 4, 4), torch.zeros(2, dtype=torch.int64), "3 images but 2 labels"),
+    ],
+)
+def test_split_refuses_wrong_shapes_and_types(x, y, message):
+    with pytest.raises(InputError, match=message):
+        Split(x, y)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(float("nan"), "NaN"), (1.5, "rescale"), (-0.1, "rescale"), (float("inf"), "rescale")]
+)
+def test_dataset_refuses_pixels_outside_the_unit_interval(value, message):
+    split = a_split(dtype=torch.float32)
+    a_dataset(split)
+    split.x[3, 1, 2, 2] = value
+    with pytest.raises(InputError, match=message):
+        a_dataset(split)
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_dataset_refuses_labels_out_of_range(label):
+    split = a_split()
+    split.y[4] = label
+    with pytest.raises(InputError, match=rf"test: label {label} is out of range.*0\.\.1"):
+        a_dataset(a_split(), split)
+
+
+def test_dataset_refuses_different_sizes_emptiness_and_a_single_class():
+    with pytest.raises(InputError, match=r"\(3, 4, 4\) but test images are \(3, 5, 5\)"):
+        a_dataset(a_split(), a_split(size=5))
+    with pytest.raises(InputError, match="nothing to learn from"):
+        a_dataset(a_split(), a_split()[:0])
+    with pytest.raises(InputError, match="at least two"):
+        a_dataset(a_split(classes=1), classes=("a",))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_channel_stats_are_those_of_all_pixels(monkeypatch, dtype):
+    monkeypatch.setattr("mrboost.data.dataset.CHUNK_VALUES", 3 * 4 * 4 * 3)  # 20 images: chunks of 3, a last of 2
+    train = a_split(dtype=dtype)
+    train.x[:, 2] = 1
+    mean, std = a_dataset(train).channel_stats()
+    pixels = train.images().double().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(torch.tensor(mean), pixels.mean(1).float())
+    torch.testing.assert_close(torch.tensor(std[:2]), pixels.std(1, correction=0)[:2].float())
+    assert std[2] == 1e-3  # a constant channel
+
+
+def test_properties():
+    dataset = a_dataset(a_split())
+    assert (dataset.num_classes, dataset.shape) == (2, (3, 4, 4))
+    assert len(dataclasses.replace(dataset, test=dataset.test[:5]).test) == 5
+
+
+# --- hold_out
+
+
+def numbered(labels):
+    """A split in which each image carries its own index."""
+    y = torch.tensor(labels)
+    return Split((torch.arange(len(y)) / len(y)).view(-1, 1, 1, 1), y)
+
+
+def indices(split, total):
+    return (split.x.flatten() * total).round().long().tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 50, 99])
+def test_hold_out_parts_are_disjoint_cover_and_keep_labels(count):
+    train = numbered([i * i % 7 for i in range(100)])
+    rest, validation = hold_out(train, count, seed=3)
+    kept, held = indices(rest, 100), indices(validation, 100)
+    assert len(held) == count
+    assert sorted(kept + held) == list(range(100))
+    assert validation.y.tolist() == [i * i % 7 for i in held]
+
+
+@pytest.mark.parametrize("count", [3, 10, 33, 57])
+def test_hold_out_gives_each_class_its_share_to_within_one_image(count):
+    sizes = [50, 30, 15, 5]
+    train = numbered([label for label, size in enumerate(sizes) for _ in range(size)])
+    _, validation = hold_out(train, count, seed=0)
+    for size, got in zip(sizes, validation.y.bincount(minlength=4).tolist(), strict=True):
+        assert abs(got - size * count / 100) < 1
+
+
+def test_hold_out_depends_on_the_seed_alone():
+    train = numbered([i % 10 for i in range(200)])
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = indices(hold_out(train, 50, seed=1)[1], 200)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    assert indices(hold_out(train, 50, seed=1)[1], 200) == first
+    assert indices(hold_out(train, 50, seed=2)[1], 200) != first
+
+
+@pytest.mark.parametrize("count", [-1, 10, 11])
+def test_hold_out_leaves_something_to_train_on(count):
+    with pytest.raises(InputError, match=f"cannot hold out {count} of 10"):
+        hold_out(numbered([0, 1] * 5), count, seed=0)

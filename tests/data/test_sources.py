@@ -1,0 +1,484 @@
+"""The named datasets: their official formats in small, where they are looked for, and what is refused."""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import json
+import pickle
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+
+from mrboost.data import describe, load, names, registry
+from mrboost.errors import InputError
+
+IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def mnist_arrays(train=30, test=10):
+    rng = np.random.default_rng(0)
+    return {
+        "x_train": rng.integers(0, 256, (train, 28, 28), dtype=np.uint8),
+        "y_train": (np.arange(train) % 10).astype(np.uint8),
+        "x_test": rng.integers(0, 256, (test, 28, 28), dtype=np.uint8),
+        "y_test": (np.arange(test) % 10).astype(np.uint8),
+    }
+
+
+def idx_bytes(array):
+    sizes = struct.pack(f">{array.ndim}i", *array.shape)
+    return b"\x00\x00\x08" + bytes([array.ndim]) + sizes + array.tobytes()
+
+
+def write_svhn(root):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part in ("train", "test"):
+        x = rng.integers(0, 256, (32, 32, 3, 20), dtype=np.uint8)
+        y = (np.arange(20) % 10 + 1).astype(np.uint8)[:, None]
+        scipy.io.savemat(root / f"{part}_32x32.mat", {"X": x, "y": y}, do_compression=True)
+        arrays[part] = x, y
+    return arrays
+
+
+# --- the registry
+
+
+def test_names():
+    assert names() == ("cifar10", "cifar100", "digits", "mnist", "svhn")
+
+
+def test_an_unknown_name_gets_its_neighbours_and_the_folder_hint():
+    with pytest.raises(InputError, match=r"unknown dataset 'cifar-10': did you mean cifar10.*folder:PATH"):
+        load("cifar-10")
+    with pytest.raises(InputError, match="unknown dataset"):
+        describe("imagenet")
+
+
+def test_digits_are_the_whole_of_scikit_learns_in_a_fixed_stratified_split():
+    from sklearn.datasets import load_digits
+
+    digits = load("digits")
+    assert digits.shape == (1, 8, 8)
+    assert digits.train.x.dtype == torch.float32
+    assert (len(digits.train), len(digits.test)) == registry.SOURCES["digits"].sizes
+    fractions = digits.test.y.bincount() / (digits.train.y.bincount() + digits.test.y.bincount())
+    assert fractions.min() > 0.19
+    assert fractions.max() < 0.21
+    both = torch.cat([digits.train.x, digits.test.x]).flatten(1) * 16
+    ours = sorted(map(tuple, both.int().tolist()))
+    assert ours == sorted(map(tuple, load_digits().data.astype(int).tolist()))
+    torch.manual_seed(5)
+    assert torch.equal(load("digits").test.x, digits.test.x)
+
+
+# --- CIFAR
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("writer", ["python2", "python3 protocol 2", "python3 protocol 5"])
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_cifar_in_small(make, tmp_path, kind, writer, unpacked):
+    dump = make.python2 if writer == "python2" else make.python3(int(writer[-1]))
+    batches, key = make.cifar(tmp_path, kind, dump)
+    if unpacked:
+        (archive,) = tmp_path.glob("*.tar.gz")
+        folder = tmp_path / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[kind]
+        make.tree(folder, {name: dump(batch, key) for name, batch in batches.items()})
+        archive.unlink()
+    dataset = load(kind, tmp_path, verify=False)
+    *train, test = batches.values()
+    x = np.concatenate([batch["data"] for batch in train]).reshape(-1, 3, 32, 32)
+    assert torch.equal(dataset.train.x, torch.from_numpy(x))
+    assert dataset.train.y.tolist() == [label for batch in train for label in batch[key]]
+    assert torch.equal(dataset.test.x.flatten(1), torch.from_numpy(test["data"]))
+    assert dataset.test.y.tolist() == test[key]
+    assert dataset.num_classes == {"cifar10": 10, "cifar100": 100}[kind]
+
+
+def test_cifar_class_names_follow_the_official_order():
+    assert registry.SOURCES["cifar10"].classes[3] == "cat"
+    assert registry.SOURCES["cifar100"].classes[19] == "cattle"
+    assert registry.SOURCES["cifar100"].classes[99] == "worm"
+
+
+def test_an_array_in_fortran_order_is_read_as_such(make, tmp_path):
+    dump = make.python3(2)
+    batches, _ = make.cifar(
+        tmp_path, "cifar10", lambda batch, key: dump({**batch, "data": np.asfortranarray(batch["data"])}, key)
+    )
+    dataset = load("cifar10", tmp_path, verify=False)
+    assert torch.equal(dataset.test.x.flatten(1), torch.from_numpy(batches["test_batch"]["data"]))
+
+
+class Hostile:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_pickle_that_runs_code_is_refused_before_it_runs(make, tmp_path, protocol):
+    trap = tmp_path / "ran"
+    payload = pickle.dumps({b"data": Hostile(trap), b"labels": [0]}, protocol)
+    pickle.loads(payload)
+    assert trap.exists()  # the payload is live
+    trap.unlink()
+    make.cifar(tmp_path, "cifar10", lambda batch, key: payload)
+    with pytest.raises(InputError, match=r"asks for \S+, which no CIFAR file needs") as error:
+        load("cifar10", tmp_path, verify=False)
+    one_line(error)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("what", ["os.system", "builtins.eval", "numpy.load", "numpy.ndarray.tofile"])
+def test_the_refused_global_is_named(make, tmp_path, what):
+    module, _, name = what.rpartition(".")
+    payload = f"c{module}\n{name}\n(S'x'\ntR.".encode()
+    make.cifar(tmp_path, "cifar10", lambda batch, key: payload)
+    with pytest.raises(InputError, match=f"data_batch_1: the pickle asks for {what}"):
+        load("cifar10", tmp_path, verify=False)
+
+
+def cut(batches):
+    batches["data_batch_2"]["data"] = batches["data_batch_2"]["data"][:-1]
+
+
+def narrow(batches):
+    batches["test_batch"]["data"] = batches["test_batch"]["data"][:, :-1].copy()
+
+
+def beyond(batches):
+    batches["test_batch"]["labels"][0] = 10
+
+
+def below(batches):
+    batches["data_batch_1"]["labels"][0] = -1
+
+
+def no_frogs(batches):
+    for name in batches:
+        batches[name]["labels"] = [label if label != 6 else 5 for label in batches[name]["labels"]]
+
+
+def absent(batches):
+    del batches["data_batch_4"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (cut, "data_batch_2: 9 images but 10 labels"),
+        (narrow, r"test_batch: images are \(10, 3071\)"),
+        (beyond, r"cifar10 test: label 10 is out of range.*0\.\.9"),
+        (below, "cifar10 train: label -1 is out of range"),
+        (no_frogs, "no training image of class frog"),
+        (absent, "lacks data_batch_4"),
+    ],
+)
+def test_cifar_contents_are_checked(make, tmp_path, edit, message):
+    make.cifar(tmp_path, "cifar10", edit=edit)
+    with pytest.raises(InputError, match=message) as error:
+        load("cifar10", tmp_path, verify=False)
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", pickle.dumps([1, 2]), pickle.dumps({b"data": 3, b"labels": [1]}), b"\x80\x02]q\x00(K", b"\x94."],
+)
+def test_a_damaged_batch_is_an_input_error(make, tmp_path, content):
+    make.cifar(tmp_path, "cifar10", lambda batch, key: content)
+    with pytest.raises(InputError, match="data_batch_1") as error:
+        load("cifar10", tmp_path, verify=False)
+    one_line(error)
+
+
+def test_array_bytes_must_match_their_shape(make, tmp_path):
+    whole = (3072).to_bytes(4, "little")
+    assert whole in make.python2({"data": np.zeros((10, 3072), np.uint8), "labels": [0] * 10}, "labels")
+    lying = (3073).to_bytes(4, "little")
+    make.cifar(tmp_path, "cifar10", lambda batch, key: make.python2(batch, key).replace(whole, lying, 1))
+    with pytest.raises(InputError, match="damaged array"):
+        load("cifar10", tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+def test_a_truncated_archive_is_refused_with_and_without_its_checksum(make, tmp_path, keep):
+    make.cifar(tmp_path, "cifar10")
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(InputError, match="is truncated, damaged or not") as error:
+        load("cifar10", tmp_path, verify=False)
+    one_line(error)
+    with pytest.raises(InputError, match="truncated or altered"):
+        load("cifar10", tmp_path)
+
+
+def test_a_wrong_checksum_names_both_sums(make, tmp_path):
+    make.cifar(tmp_path, "cifar10")
+    actual = hashlib.md5((tmp_path / "cifar-10-python.tar.gz").read_bytes()).hexdigest()
+    with pytest.raises(InputError, match="official") as error:
+        load("cifar10", tmp_path)
+    assert actual in one_line(error)
+    assert "c58f30108f718f92721af3b95e74349a" in one_line(error)
+
+
+def test_members_that_climb_out_of_the_archive_are_refused(make, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    make.tar(root / "cifar-10-python.tar.gz", {"../../data_batch_1": b"x", "test_batch": b"x"})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="points outside"):
+        load("cifar10", root, verify=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# --- MNIST
+
+
+def assert_is_mnist(dataset, arrays):
+    assert dataset.shape == (1, 28, 28)
+    for part, split in (("train", dataset.train), ("test", dataset.test)):
+        assert split.x.dtype == torch.uint8
+        assert torch.equal(split.x[:, 0], torch.from_numpy(arrays[f"x_{part}"]))
+        assert split.y.tolist() == arrays[f"y_{part}"].tolist()
+
+
+def test_mnist_npz_of_any_checksum(tmp_path):
+    arrays = mnist_arrays()
+    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
+    assert_is_mnist(load("mnist", tmp_path), arrays)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mnist_idx(tmp_path, zipped):
+    arrays = mnist_arrays()
+    for name, array in zip(IDX, arrays.values(), strict=True):
+        content = idx_bytes(array)
+        (tmp_path / f"{name}{'.gz' * zipped}").write_bytes(gzip.compress(content) if zipped else content)
+    assert_is_mnist(load("mnist", tmp_path), arrays)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], "truncated or damaged"),
+        (lambda content: content + b"\x00", "truncated or damaged"),
+        (lambda content: b"\x00\x00\x0d" + content[3:], "not an IDX file"),
+        (lambda content: content[:6], "not an IDX file"),
+        (lambda content: b"", "not an IDX file"),
+        (lambda content: gzip.compress(content)[:-20], "truncated or damaged"),
+    ],
+)
+def test_damaged_idx_files(tmp_path, damage, message):
+    for name, array in zip(IDX, mnist_arrays().values(), strict=True):
+        (tmp_path / name).write_bytes(idx_bytes(array))
+    bad = tmp_path / IDX[2]
+    bad.write_bytes(damage(bad.read_bytes()))
+    with pytest.raises(InputError, match=f"t10k-images.*{message}") as error:
+        load("mnist", tmp_path)
+    one_line(error)
+
+
+def with_nan():
+    x = np.zeros((30, 28, 28), np.float64)
+    x[17, 3, 3] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": with_nan()}, "NaN"),
+        ({"x_train": np.full((30, 28, 28), 255.0)}, "rescale them"),
+        ({"x_train": np.zeros((30, 28, 28), np.int16)}, "type int16"),
+        ({"x_train": np.zeros((30, 784), np.uint8)}, r"shape \(30, 784\)"),
+        ({"x_train": np.zeros((30, 28, 14), np.uint8)}, r"\(1, 28, 14\) but test images"),
+        ({"y_train": np.arange(29) % 10}, "30 images but 29 labels"),
+        ({"y_train": np.arange(30) % 11}, "label 10 is out of range"),
+        ({"y_train": np.arange(30) % 10 * 1.0}, "type float64"),
+        ({"y_train": np.arange(30) % 9}, "class 9"),
+        ({"y_test": None}, "lacks y_test"),
+        ({"x_test": np.array([Path("x")], dtype=object)}, "allow_pickle=False"),
+    ],
+)
+def test_mnist_npz_contents_are_checked(tmp_path, change, message):
+    arrays = {key: array for key, array in (mnist_arrays() | change).items() if array is not None}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    with pytest.raises(InputError, match=message) as error:
+        load("mnist", tmp_path)
+    one_line(error)
+
+
+def test_a_truncated_npz_is_refused(tmp_path):
+    np.savez(tmp_path / "mnist.npz", **mnist_arrays())
+    content = (tmp_path / "mnist.npz").read_bytes()
+    for keep in (0, 10, len(content) // 2):
+        (tmp_path / "mnist.npz").write_bytes(content[:keep])
+        with pytest.raises(InputError, match="truncated or damaged"):
+            load("mnist", tmp_path)
+
+
+def test_the_development_mnist(development_data):
+    mnist = load("mnist", development_data("mnist.npz").parent)
+    assert (len(mnist.train), len(mnist.test)) == (60000, 3000)
+    assert mnist.train.y[:5].tolist() == [5, 0, 4, 1, 9]  # the well-known beginning
+    assert mnist.channel_stats()[0] == pytest.approx([0.1307], abs=1e-4)
+    assert mnist.channel_stats()[1] == pytest.approx([0.3081], abs=1e-4)
+
+
+# --- SVHN
+
+
+def test_svhn_in_small_with_ten_for_zero(tmp_path):
+    arrays = write_svhn(tmp_path)
+    svhn = load("svhn", tmp_path, verify=False)
+    x, y = arrays["train"]
+    for i in range(20):
+        assert torch.equal(svhn.train.x[i], torch.from_numpy(x[:, :, :, i]).permute(2, 0, 1))
+        assert svhn.train.y[i] == y[i, 0] % 10
+    assert 10 in y
+
+
+def test_damaged_svhn_is_refused(tmp_path):
+    write_svhn(tmp_path)
+    with pytest.raises(InputError, match=r"train_32x32\.mat has md5"):
+        load("svhn", tmp_path)
+    for content in (b"", b"not a mat file" * 50):
+        (tmp_path / "test_32x32.mat").write_bytes(content)
+        with pytest.raises(InputError, match=r"test_32x32\.mat") as error:
+            load("svhn", tmp_path, verify=False)
+        one_line(error)
+    scipy.io.savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.array([[11]])})
+    with pytest.raises(InputError, match="label 11 is out of range"):
+        load("svhn", tmp_path, verify=False)
+
+
+# --- where files are looked for, and downloads
+
+
+def test_the_order_of_places(tmp_path, monkeypatch):
+    explicit, named, cache = tmp_path / "explicit", tmp_path / "named", tmp_path / "cache" / "mrboost"
+    for size, place in ((10, explicit / "mnist"), (20, named), (30, cache)):
+        place.mkdir(parents=True)
+        np.savez(place / "mnist.npz", **mnist_arrays(train=size))
+    monkeypatch.setenv("MRBOOST_DATA", str(named))
+    assert len(load("mnist", explicit).train) == 10  # in the subfolder of the dataset's name
+    assert len(load("mnist").train) == 20
+    (named / "mnist.npz").unlink()
+    assert len(load("mnist").train) == 30
+    with pytest.raises(InputError, match="not found"):
+        load("mnist", named, download=False)  # an explicit place is the only one
+
+
+def test_without_a_network_the_error_says_what_where_and_how(tmp_path, monkeypatch):
+    import pooch
+
+    def offline(*args, **kwargs):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(pooch, "retrieve", offline)
+    with pytest.raises(InputError) as error:
+        load("svhn")
+    message = one_line(error)
+    place = str(tmp_path / "cache" / "mrboost")
+    for part in ("train_32x32.mat", f"in {place}", f"into {place}", "MRBOOST_DATA", "no route to host"):
+        assert part in message
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """SVHN's two files on a server of our own: (files served, requests seen)."""
+    site = tmp_path / "site"
+    site.mkdir()
+    write_svhn(site)
+    seen = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            seen.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    svhn = registry.SOURCES["svhn"]
+    downloads = tuple(
+        dataclasses.replace(
+            item,
+            url=f"http://127.0.0.1:{server.server_port}/{item.file}",
+            checksum="md5:" + hashlib.md5((site / item.file).read_bytes()).hexdigest(),
+        )
+        for item in svhn.downloads
+    )
+    monkeypatch.setitem(registry.SOURCES, "svhn", dataclasses.replace(svhn, downloads=downloads))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield site, seen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_download_is_kept_and_used_again(served, tmp_path):
+    _, seen = served
+    assert len(load("svhn", tmp_path / "data").train) == 20
+    assert sorted(path.name for path in (tmp_path / "data" / "svhn").iterdir()) == ["test_32x32.mat", "train_32x32.mat"]
+    assert len(seen) == 2
+    load("svhn", tmp_path / "data")
+    assert len(seen) == 2
+
+
+def test_a_download_with_another_checksum_is_refused_and_not_kept(served, tmp_path):
+    site, _ = served
+    with (site / "test_32x32.mat").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="download failed") as error:
+        load("svhn", tmp_path / "data")
+    one_line(error)
+    assert not (tmp_path / "data" / "svhn" / "test_32x32.mat").exists()
+
+
+# --- describe
+
+
+def test_describe_what_is_there(tmp_path):
+    np.savez(tmp_path / "mnist.npz", **mnist_arrays())
+    facts = json.loads(json.dumps(describe("mnist", tmp_path)))
+    assert facts["found"] == str(tmp_path / "mnist.npz")
+    assert facts["sizes"] == {"train": 30, "test": 10}
+    assert facts["shape"] == [1, 28, 28]
+    assert facts["defaults"]["eps"] == 0.3
+    assert describe("digits")["found"] == "part of scikit-learn"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "svhn"])
+def test_describe_what_is_not_there_without_raising(tmp_path, name):
+    facts = json.loads(json.dumps(describe(name, tmp_path)))
+    assert facts["found"] is None
+    assert facts["looked_in"] == [str(tmp_path)]
+    assert registry.SOURCES[name].downloads[0].file in facts["looked_for"][0]
+    assert str(tmp_path) in facts["remedy"]
+    assert len(facts["classes"]) == {"cifar100": 100}.get(name, 10)
+
+
+def test_describe_a_folder(make, tmp_path):
+    assert describe(f"folder:{tmp_path / 'nowhere'}")["found"] is None
+    make.tree(tmp_path / "tree", make.pictures())
+    facts = json.loads(json.dumps(describe(f"folder:{tmp_path / 'tree'}")))
+    assert (facts["classes"], facts["sizes"]) == (["cat", "dog"], {"train": 6, "test": 6})

@@ -1,0 +1,229 @@
+"""Every attack keeps the contract; PGD agrees with an independent library."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mrboost.attacks import CW, FGSM, PGD, FromClean, Gaussian, Uniform, named
+from mrboost.errors import InputError
+from mrboost.losses import cross_entropy, margin_cross_entropy
+from mrboost.models import build
+from mrboost.threat import ball
+
+ATTACKS = {
+    "fgsm": FGSM(0.1),
+    "fgsm-l2": FGSM(0.5, "L2"),
+    "pgd": PGD(0.1, steps=5),
+    "pgd-l2": PGD(0.5, "L2", steps=5),
+    "pgd-mce": PGD(0.1, steps=5, loss=margin_cross_entropy),
+    "pgd-restarts": PGD(0.1, steps=3, restarts=3),
+    "pgd-clean-start": PGD(0.1, steps=5, start=FromClean()),
+    "pgd-half-start": PGD(0.1, steps=5, start=Uniform(0.5)),
+    "pgd-gaussian-start": PGD(0.1, steps=5, start=Gaussian(0.001)),
+    "cw": CW(0.1, steps=5),
+    "cw-l2": CW(0.5, "L2", steps=5),
+}
+every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+
+
+@every_attack
+@pytest.mark.parametrize("size", [1, 2, 17])
+def test_stays_in_ball_and_box_and_raises_the_loss(attack: PGD, size: int, model, batch) -> None:
+    x, y = batch[0][:size], batch[1][:size]
+    x_adv = attack(model, x, y)
+    assert x_adv.shape == x.shape
+    assert x_adv.dtype == x.dtype
+    assert not x_adv.requires_grad
+    assert x_adv.min() >= 0
+    assert x_adv.max() <= 1
+    assert (ball(attack.norm, attack.eps).distance(x_adv, x) <= attack.eps * (1 + 1e-5) + 1e-7).all()
+    assert cross_entropy(model(x_adv), y) > cross_entropy(model(x), y)
+
+
+@every_attack
+def test_keeps_double_precision(attack: PGD, batch) -> None:
+    model = build("cnn-digits", (1, 8, 8), 10).double().eval()
+    x = batch[0][:3].double()
+    x_adv = attack(model, x, batch[1][:3])
+    assert x_adv.dtype == torch.float64
+    assert not torch.equal(x_adv, x)
+
+
+@every_attack
+def test_leaves_everything_as_found(attack: PGD, batch) -> None:
+    """Mode of each module, requires_grad of each weight, gradients, BatchNorm statistics, inputs, random state."""
+    torch.manual_seed(3)
+    model = build("cnn-digits", (1, 8, 8), 10).train()
+    network = model[1]
+    network[1].eval()  # one frozen BatchNorm, one frozen weight, one gradient in place
+    network[0].weight.requires_grad_(False)
+    network[0].bias.grad = torch.ones_like(network[0].bias)
+    x, y = batch[0][:4].clone(), batch[1][:4].clone()
+    modes = [module.training for module in model.modules()]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    attack(model, x, y)
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert torch.equal(network[0].bias.grad, torch.ones_like(network[0].bias))
+    assert [p.grad is None for p in model.parameters()].count(False) == 1
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(x, batch[0][:4])
+    assert torch.equal(y, batch[1][:4])
+
+
+def test_restores_the_model_after_an_error(batch) -> None:
+    class Fails(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 1:
+                raise RuntimeError("out of order")
+            return super().forward(x.flatten(1))
+
+    model = Fails(64, 10).train()
+    with pytest.raises(RuntimeError, match="out of order"):
+        PGD(0.1)(model, *batch)
+    assert model.training
+    assert model.weight.requires_grad
+
+
+def test_seeds(model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    first = PGD(0.1, steps=1, seed=1)(model, x, y)
+    assert torch.equal(first, PGD(0.1, steps=1, seed=1)(model, x, y))
+    assert not torch.equal(first, PGD(0.1, steps=1, seed=2)(model, x, y))
+    assert not torch.equal(*(PGD(0.1, steps=1, seed=None)(model, x, y) for _ in range(2)))
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    assert torch.equal(*(PGD(0.1, steps=1)(model, x, y, generator=g) for g in generators))
+
+
+def test_works_within_no_grad_and_inference_mode(model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    expected = PGD(0.1, steps=3)(model, x, y)
+    with torch.no_grad():
+        assert torch.equal(PGD(0.1, steps=3)(model, x, y), expected)
+    with torch.inference_mode():
+        assert torch.equal(PGD(0.1, steps=3)(model, x.clone(), y.clone()), expected)
+
+
+def test_attacks_a_plain_function(batch) -> None:
+    weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    x, y = batch[0][:8], batch[1][:8]
+    x_adv = PGD(0.1, steps=3)(lambda images: images.flatten(1) @ weight, x, y)
+    assert cross_entropy(x_adv.flatten(1) @ weight, y) > cross_entropy(x.flatten(1) @ weight, y)
+
+
+def test_fgsm_is_the_sign_of_the_gradient(model, batch) -> None:
+    x, y = batch[0][:8].clone().requires_grad_(True), batch[1][:8]
+    (gradient,) = torch.autograd.grad(cross_entropy(model(x), y, reduction="sum"), x)
+    expected = (x + 0.05 * gradient.sign()).clamp(0, 1).detach()
+    torch.testing.assert_close(FGSM(0.05)(model, x.detach(), y), expected)
+
+
+def test_pgd_finds_the_worst_point_of_a_linear_model(batch) -> None:
+    """For two classes and linear logits the maximiser is known: a corner of the ball, clipped to the box."""
+    weight = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    x, y = batch[0][:8], batch[1][:8] % 2
+    direction = torch.where((y == 0)[:, None], weight[:, 1] - weight[:, 0], weight[:, 0] - weight[:, 1])
+    corner = (x + 0.1 * direction.sign().view_as(x)).clamp(0, 1)
+    found = PGD(0.1, steps=20)(lambda images: images.flatten(1) @ weight, x, y)
+    torch.testing.assert_close(found, corner)
+
+
+def test_restarts_keep_the_best(model, batch) -> None:
+    x, y = batch
+    one, many = (PGD(0.12, steps=4, restarts=r)(model, x, y) for r in (1, 6))
+    fooled_by_one = model(one).argmax(1) != y
+    fooled_by_many = model(many).argmax(1) != y
+    assert (fooled_by_many | ~fooled_by_one).all(), "a restart lost a success"
+    standing = ~fooled_by_many
+    loss_one, loss_many = (cross_entropy(model(images), y, reduction="none") for images in (one, many))
+    assert (loss_many[standing] >= loss_one[standing] - 1e-5).all()
+    assert (loss_many > loss_one + 1e-4).any()
+
+
+def test_more_steps_are_stronger_than_one(model, digits) -> None:
+    x, y = digits.test.images(), digits.test.y
+    accuracy = [(model(attack(model, x, y)).argmax(1) == y).float().mean() for attack in (FGSM(0.15), PGD(0.15))]
+    assert accuracy[1] < accuracy[0]
+
+
+def test_agrees_with_foolbox(model, digits) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed (extra: peers)")
+        x, y = digits.test.images(), digits.test.y
+        wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        for eps, norm, peer in (
+            (0.1, "Linf", foolbox.attacks.LinfPGD(abs_stepsize=0.025, steps=20)),
+            (0.15, "Linf", foolbox.attacks.LinfPGD(abs_stepsize=0.0375, steps=20)),
+            (0.8, "L2", foolbox.attacks.L2PGD(abs_stepsize=0.2, steps=20)),
+        ):
+            torch.manual_seed(0)
+            _, _, fooled = peer(wrapped, x, y, epsilons=eps)
+            theirs = 1 - fooled.float().mean().item()
+            ours = (model(PGD(eps, norm, steps=20)(model, x, y)).argmax(1) == y).float().mean().item()
+            assert ours == pytest.approx(theirs, abs=0.02), (norm, eps)
+
+
+def test_names() -> None:
+    assert named("pgd-20", 0.1) == PGD(0.1, steps=20)
+    assert named("pgd-mce-7", 0.1, "L2") == PGD(0.1, "L2", steps=7, loss=margin_cross_entropy)
+    assert named("fgsm", 0.1) == FGSM(0.1)
+    assert named("cw", 0.1) == CW(0.1)
+    for name, message in (
+        ("fsgm", "did you mean fgsm"),
+        ("pgd", "unknown attack 'pgd'"),
+        ("pgd-0", "no steps"),
+        ("pgd-mcee-20", "did you mean mce"),
+    ):
+        with pytest.raises(InputError, match=message):
+            named(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x * 2, y), r"must lie in \[0, 1\], these span \[0, 2\]"),
+        (lambda x, y: (x - 0.5, y), r"span \[-0.5"),
+        (lambda x, y: (torch.where(x > 0.5, torch.nan, x), y), "contain NaN"),
+        (lambda x, y: ((x * 255).byte(), y), "uint8: divide"),
+        (lambda x, y: (x, y.float()), "int64 class indices, got torch.float32"),
+        (lambda x, y: (x, y[:-1]), r"shape \(8,\)"),
+        (lambda x, y: (x, y - 10), "labels must lie in 0..9 for a model of 10 classes, got -10"),
+        (lambda x, y: (x, y + 5), "labels must lie in 0..9"),
+        (lambda x, y: (x[:0], y[:0]), "at least one"),
+        (lambda x, y: (x.numpy(), y), "must be tensors, got ndarray"),
+    ],
+)
+def test_refuses_bad_batches(change, message: str, model, batch) -> None:
+    with pytest.raises(InputError, match=message):
+        PGD(0.1)(model, *change(batch[0][:8], batch[1][:8]))
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda x: x.flatten(1).sum(1), lambda x: x.flatten(1)[:, :1], lambda x: x, lambda x: (x, x)]
+)
+def test_refuses_models_without_logits(bad, batch) -> None:
+    with pytest.raises(InputError, match="must return logits of shape"):
+        PGD(0.1)(bad, *batch)
+
+
+@pytest.mark.parametrize("arguments", [{"steps": 0}, {"restarts": 0}, {"step_size": 0.0}, {"step_size": -1.0}])
+def test_refuses_impossible_settings(arguments: dict) -> None:
+    with pytest.raises(InputError, match=str(next(iter(arguments.values())))):
+        PGD(0.1, **arguments)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda(model, batch) -> None:
+    on_device = build("cnn-digits", (1, 8, 8), 10).cuda()
+    x, y = (tensor.cuda() for tensor in batch)
+    first = PGD(0.1, steps=5)(on_device, x, y)
+    assert first.is_cuda
+    assert torch.equal(first, PGD(0.1, steps=5)(on_device, x, y))

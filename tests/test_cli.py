@@ -1,0 +1,244 @@
+"""The command line, as a user types it: outputs, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mrboost
+from mrboost.cli import main
+from mrboost.storage import write_tensors
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line of a refused command."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mrboost: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
+    capsys.readouterr()
+    assert main([*(str(a) for a in arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    options = ["--data", "digits", "--epochs", "1", "--eps", "1/10", "--device", "cpu", "--quiet"]
+    summary = json_of(capsys, "train", "at", *options, "--out", folder)
+    assert summary["rounds"][0]["best"]["epoch"] == 1
+    config = json.loads((folder / "config.json").read_text())
+    assert config["recipe"]["name"] == "at"
+    assert config["eps"] == 0.1
+    assert config["model"] == "cnn-digits"
+
+    result = json_of(capsys, "evaluate", folder, "--attack", "fgsm,pgd-3", "--n", "50", "--weights", "best,last")
+    assert [o["attack"] for o in result["weights"]["best"]["outcomes"]] == ["clean", "fgsm", "pgd-3"]
+    assert result["weights"]["last"]["n"] == 50
+    assert main(["evaluate", str(folder), "--attack", "cw", "--n", "50", "--quiet"]) == 0
+    assert "cw" in capsys.readouterr().out
+    kept = json.loads((folder / "results.json").read_text())["evaluations"]
+    assert [(e["weights"], [o["attack"] for o in e["outcomes"]]) for e in kept] == [
+        ("last", ["clean", "fgsm", "pgd-3"]),
+        ("best", ["fgsm", "pgd-3", "clean", "cw"]),
+    ]
+
+    assert main(["report", str(folder), "--n", "50", "--quiet"]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64") == 4
+    assert page.count("data:image/png;base64") >= 3
+    assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
+
+
+def test_the_command_is_installed_and_prints_help() -> None:
+    for command in ([str(Path(sys.executable).parent / "mrboost")], [sys.executable, "-m", "mrboost"]):
+        done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+        assert all(name in done.stdout for name in ("train", "evaluate", "report", "recipes", "data"))
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "report", "recipes", "data"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert len(capsys.readouterr().out) > 200
+
+
+def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["at", "at2", "at-mce"]
+    assert main(["recipes", "--show", "at-mce"]) == 0
+    shown = capsys.readouterr().out
+    assert "Learner(loss=margin_cross_entropy)" in shown
+    assert "ICML 2022" in shown
+    assert json_of(capsys, "recipes", "--show", "at2")["objective"]["scale"] == 2.0
+
+
+def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    facts = json_of(capsys, "data", "digits")
+    assert facts["shape"] == [1, 8, 8]
+    assert len(json_of(capsys, "data", "--data-dir", tmp_path)) == len(mrboost.data.names())
+
+
+def test_resume_needs_nothing_but_the_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(run)
+    assert main(["train", "--resume", "--out", str(run), "--quiet"]) == 0
+    assert "epoch   8" in capsys.readouterr().out
+    assert snapshot(run) == before
+
+
+def test_a_model_of_the_users_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nimport mrboost\n"
+        "@mrboost.models.register('mine')\n"
+        "def mine(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY))
+    arguments = ["--model", "mine", "--epochs", "1", "--out", "r", "--device", "cpu", "--quiet"]
+    assert "unknown model 'mine'" in error_of(capsys, "train", "at", *arguments)
+    assert main(["train", "at", *arguments, "--import", "mine"]) == 0
+    assert type(mrboost.load("r")[0][1]) is torch.nn.Sequential
+    assert "cannot import 'missing'" in error_of(capsys, "evaluate", "r", "--import", "missing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "at-mec"], "unknown recipe 'at-mec': did you mean at-mce"),
+        (["train", "at", "--data", "digit"], "unknown dataset 'digit': did you mean digits"),
+        (["train", "at", "--model", "cnndigits"], "did you mean cnn-digits"),
+        (["train", "at", "--eps", "0"], "eps must be positive, got 0.0"),
+        (["train", "at", "--eps", "1.5"], "eps must be in (0, 1]"),
+        (["train", "at", "--eps", "8/0"], "'8/0' is not a number or a fraction"),
+        (["train", "at", "--epochs", "many"], "invalid int value: 'many'"),
+        (["train", "at", "--epohcs", "3"], "unknown argument '--epohcs': did you mean --epochs?"),
+        (["train", "at", "--norm", "l2", "--eps", "0.5"], "unknown norm 'l2': did you mean L2"),
+        (["train", "at", "--device", "tpu"], "device 'tpu' is not available"),
+        (["train"], "give a RECIPE"),
+        (["trian", "at"], "invalid choice: 'trian'"),
+        ([], "arguments are required: COMMAND"),
+        (["evaluate", "nowhere"], "there is no run folder 'nowhere'"),
+        (["report", "nowhere"], "there is no run folder 'nowhere'"),
+        (["recipes", "--show", "att"], "did you mean at"),
+    ],
+)
+def test_mistakes_get_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == [], "a refused command writes nothing"
+
+
+def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(run)
+    for arguments, message in (
+        (["--attack", "pdg-20"], "unknown attack 'pdg-20': did you mean pgd-20"),
+        (["--eps", "2"], "eps must be in (0, 1]"),
+        (["--n", "0"], "n must be 1 to 355"),
+        (["--n", "1000"], "n must be 1 to 355"),
+        (["--weights", "worst"], "'best' or 'last', got 'worst'"),
+        (["--device", "cuda:7"], "device 'cuda:7'"),
+    ):
+        assert message in error_of(capsys, "evaluate", run, *arguments)
+    assert snapshot(run) == before
+
+
+def test_folders_of_others_stay_untouched(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("do not touch")
+    before = snapshot(tmp_path)
+    quick = ["--epochs", "1", "--quiet", "--out"]
+    assert "exists and is not a run folder" in error_of(capsys, "train", "at", *quick, foreign)
+    assert "exists and is not a run folder" in error_of(capsys, "train", "at", "--resume", *quick, foreign)
+    assert "exists and is not a run folder" in error_of(capsys, "train", "at", *quick, foreign / "thesis.txt")
+    assert "holds a run already: add --resume" in error_of(capsys, "train", "at", *quick, run)
+    assert "it has no config.json" in error_of(capsys, "evaluate", foreign)
+    assert snapshot(tmp_path) == before
+
+
+def test_resume_refuses_another_configuration(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(run)
+    message = error_of(capsys, "train", "at-mce", "--epochs", "9", "--eps", "0.2", "--resume", "--out", run)
+    assert "epochs: 8 -> 9" in message
+    assert "eps: 0.1 -> 0.2" in message
+    assert "another configuration" in error_of(capsys, "train", "at", "--epochs", "8", "--resume", "--out", run)
+    assert snapshot(run) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    assert "cannot write the run folder" in error_of(capsys, "train", "at", "--out", tmp_path / "run")
+
+
+def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write the run folder" in error_of(capsys, "train", "at", "--out", tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", b"{", "is not valid JSON"),
+        ("config.json", b"[]", "must hold a JSON object"),
+        ("config.json", b'{"format": 1}', "it lacks data"),
+        ("members/01.safetensors", b"\x80\x04not safetensors", "is not a whole safetensors file"),
+        ("members/01.safetensors", b"", "is not a whole safetensors file"),
+        ("results.json", b"\xff\xfe", "is not valid JSON"),
+    ],
+)
+def test_damaged_runs_are_refused(run: Path, file: str, content: bytes, message: str, capsys) -> None:
+    (run / file).write_bytes(content)
+    assert message in error_of(capsys, "evaluate", run, "--attack", "fgsm", "--n", "10", "--quiet")
+
+
+def test_weights_of_another_model_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = mrboost.models.build("cnn-digits", (1, 8, 8), 7)
+    write_tensors(run / "members" / "01.safetensors", other.state_dict(), {})
+    assert "does not fit model 'cnn-digits'" in error_of(capsys, "evaluate", run)
+    (run / "members" / "01.safetensors").unlink()
+    assert "no finished member 1" in error_of(capsys, "evaluate", run)
+
+
+def test_a_newer_format_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "format": 99}))
+    assert "has format 99" in error_of(capsys, "evaluate", run)
+
+
+def test_load_gives_a_plain_module(trained: Path, digits) -> None:
+    model = mrboost.load(trained)
+    assert isinstance(model, torch.nn.Module)
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model(digits.test.images()[:3]).shape == (3, 10)

@@ -1,0 +1,68 @@
+"""A real process, killed for real at random moments, resumes to the bit-equal result."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mrboost.storage import read_tensors
+
+COMMAND = [
+    sys.executable, "-m", "mrboost", "train", "at-mce", "--data", "digits", "--epochs", "6", "--seed", "3",
+    "--device", "cpu", "--quiet",
+]  # fmt: skip
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # two trainings run side by side
+    return subprocess.Popen(
+        [*COMMAND, "--out", str(folder), *more], env=one_thread, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+
+
+def wait_for_epochs(folder: Path, process: subprocess.Popen[bytes], epochs: int) -> None:
+    """Until that many epochs are logged, or the process has ended."""
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_text().count("\n") >= epochs:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
+def test_killed_and_resumed_equals_uninterrupted(how: signal.Signals, tmp_path: Path) -> None:
+    whole = start(tmp_path / "whole")
+    moments = random.Random(os.urandom(8))
+    killed = 0
+    for epochs in (1, 3):
+        process = start(tmp_path / "killed", *(["--resume"] if killed else []))
+        wait_for_epochs(tmp_path / "killed", process, epochs)
+        time.sleep(moments.uniform(0, 0.5))
+        if process.poll() is None:
+            process.send_signal(how)
+            _, errors = process.communicate()
+            if how == signal.SIGINT and process.returncode != 0:
+                assert process.returncode == 130, errors.decode()
+                assert b"--resume" in errors
+            killed += 1
+    assert killed, "the training ended before it could be killed"
+    finish(start(tmp_path / "killed", "--resume"))
+    finish(whole)
+    for member in ("01.safetensors", "01.last.safetensors"):
+        one, two = (read_tensors(tmp_path / name / "members" / member)[0] for name in ("whole", "killed"))
+        assert one.keys() == two.keys()
+        assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
+    epochs_logged = [len((tmp_path / n / "metrics.jsonl").read_text().splitlines()) for n in ("whole", "killed")]
+    assert epochs_logged == [6, 6]

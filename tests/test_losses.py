@@ -1,0 +1,165 @@
+"""Losses against their definitions, literally transcribed, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mrboost.losses import cross_entropy, dlr, kl_divergence, margin, margin_cross_entropy
+
+SINGLE = [cross_entropy, margin_cross_entropy, margin, dlr]
+
+
+def ce(g: list[float], y: int) -> float:
+    return -g[y] + math.log(sum(math.exp(v) for v in g))
+
+
+def mce(g: list[float], y: int, other: int) -> float:
+    return ce(g, y) + ce([-v for v in g], other)
+
+
+def mce_a(g: list[float], y: int) -> float:
+    others = [j for j in range(len(g)) if j != y]
+    return sum(mce(g, y, j) for j in others) / (len(g) - 1)
+
+
+def best_other(g: list[float], y: int) -> float:
+    return max(v for j, v in enumerate(g) if j != y)
+
+
+def dlr_literal(g: list[float], y: int) -> float:
+    top = sorted(g, reverse=True)
+    return (best_other(g, y) - g[y]) / (top[0] - top[2])
+
+
+@pytest.fixture(params=[3, 5, 10])
+def logits(request: pytest.FixtureRequest) -> Tensor:
+    generator = torch.Generator().manual_seed(request.param)
+    return 3 * torch.randn(7, request.param, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def target(logits: Tensor) -> Tensor:
+    return torch.arange(7) % logits.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "definition"),
+    [
+        (cross_entropy, ce),
+        (margin_cross_entropy, mce_a),
+        (margin, lambda g, y: best_other(g, y) - g[y]),
+        (dlr, dlr_literal),
+    ],
+)
+def test_equals_its_definition(loss, definition, logits: Tensor, target: Tensor) -> None:
+    expected = torch.tensor(
+        [definition(g, y) for g, y in zip(logits.tolist(), target.tolist(), strict=True)], dtype=torch.float64
+    )
+    torch.testing.assert_close(loss(logits, target, reduction="none"), expected)
+    torch.testing.assert_close(loss(logits, target), expected.mean())
+    torch.testing.assert_close(loss(logits, target, reduction="sum"), expected.sum())
+
+
+def test_pairwise_mce_equals_its_definition(logits: Tensor, target: Tensor) -> None:
+    other = (target + 1 + torch.arange(7) % (logits.shape[1] - 1)) % logits.shape[1]
+    assert (other != target).all()
+    expected = [mce(g, y, o) for g, y, o in zip(logits.tolist(), target.tolist(), other.tolist(), strict=True)]
+    found = margin_cross_entropy(logits, target, other, reduction="none")
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_average_is_the_mean_of_the_pairs(logits: Tensor, target: Tensor) -> None:
+    classes = logits.shape[1]
+    pairs = [margin_cross_entropy(logits, target, (target + k) % classes, reduction="none") for k in range(1, classes)]
+    torch.testing.assert_close(margin_cross_entropy(logits, target, reduction="none"), torch.stack(pairs).mean(dim=0))
+
+
+def test_the_papers_listing_is_smaller_by_the_number_of_classes(logits: Tensor, target: Tensor) -> None:
+    classes = logits.shape[1]
+    listing = (-F.log_softmax(-logits, dim=1) * (1 - F.one_hot(target, classes))).mean() / (classes - 1)
+    ours = margin_cross_entropy(logits, target) - cross_entropy(logits, target)
+    torch.testing.assert_close(ours, classes * listing)
+
+
+def test_for_two_classes_mce_is_twice_ce() -> None:
+    logits = 4 * torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    target = torch.arange(50) % 2
+    twice = 2 * cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(margin_cross_entropy(logits, target, reduction="none"), twice)
+    torch.testing.assert_close(margin_cross_entropy(logits, target, 1 - target, reduction="none"), twice)
+
+
+def test_kl_equals_its_definition(logits: Tensor) -> None:
+    p, q = logits.softmax(dim=1), logits.roll(1, dims=1).softmax(dim=1)
+    expected = (p * (p / q).log()).sum(dim=1)
+    torch.testing.assert_close(kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), expected)
+    torch.testing.assert_close(kl_divergence(logits, logits, reduction="none"), torch.zeros(7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("loss", SINGLE)
+def test_gradients(loss, logits: Tensor, target: Tensor) -> None:
+    logits.requires_grad_(True)
+    assert torch.autograd.gradcheck(lambda g: loss(g, target, reduction="none"), logits)
+
+
+def test_gradients_of_pairs_and_kl(logits: Tensor, target: Tensor) -> None:
+    reference = logits.flip(1)
+    logits.requires_grad_(True)
+    other = (target + 1) % logits.shape[1]
+    assert torch.autograd.gradcheck(lambda g: margin_cross_entropy(g, target, other, reduction="none"), logits)
+    assert torch.autograd.gradcheck(lambda g: kl_divergence(g, reference, reduction="none"), logits)
+    assert torch.autograd.gradcheck(lambda g: kl_divergence(reference, g, reduction="none"), logits)
+
+
+@pytest.mark.parametrize("loss", SINGLE)
+def test_invariant_under_a_constant(loss, logits: Tensor, target: Tensor) -> None:
+    torch.testing.assert_close(loss(logits + 17.0, target), loss(logits, target))
+
+
+@pytest.mark.parametrize("loss", SINGLE)
+def test_stable_at_huge_logits(loss) -> None:
+    logits = torch.tensor([[1e4, 0.0, -1e4, 3.0], [-1e4, 1e4, 1e4 - 1, 0.0], [1e4, 1e4 - 2, 1e4 - 3, -1e4]])
+    target = torch.tensor([0, 0, 1])
+    values = logits.requires_grad_(True)
+    found = loss(values, target, reduction="none")
+    (gradient,) = torch.autograd.grad(found.sum(), values)
+    assert gradient.isfinite().all()
+    torch.testing.assert_close(found.double(), loss(logits.double(), target, reduction="none"), rtol=1e-6, atol=1e-3)
+
+
+def test_mce_keeps_its_digits_when_the_true_logit_dwarfs_the_rest() -> None:
+    """The false labels' terms are O(1) beside a true label's term of 1e6, which must not swallow them."""
+    logits, target = torch.tensor([[1e6, 0.1, 0.2, 0.3]]), torch.tensor([0])
+    false = (0.1, 0.2, 0.3)
+    exact = sum(v + math.log(sum(math.exp(-w) for w in false)) for v in false) / 3
+    assert margin_cross_entropy(logits, target).item() == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", SINGLE)
+def test_keeps_dtype(loss) -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        logits = torch.tensor([[1.0, 2.0, 0.0]], dtype=dtype)
+        assert loss(logits, torch.tensor([1]), reduction="none").dtype == dtype
+
+
+@pytest.mark.parametrize("loss", SINGLE)
+def test_refuses_what_is_not_logits_and_labels(loss) -> None:
+    logits, target = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"shape \(N, K\)"):
+        loss(torch.zeros(2, 1), target)
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        loss(logits, target[:1])
+    with pytest.raises(TypeError, match="int64"):
+        loss(logits, target.float())
+    with pytest.raises(ValueError, match="'median'"):
+        loss(logits, target, reduction="median")
+
+
+def test_dlr_needs_three_classes() -> None:
+    with pytest.raises(ValueError, match="at least 3 classes"):
+        dlr(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
