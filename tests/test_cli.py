@@ -65,11 +65,14 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("best", ["fgsm", "pgd-3", "clean", "cw"]),
     ]
 
-    assert main(["report", str(folder), "--n", "50", "--quiet"]) == 0
+    assert main(["report", str(folder), "--n", "50", "--plots", str(tmp_path / "plots"), "--quiet"]) == 0
     assert str(folder / "report.html") in capsys.readouterr().out
     page = (folder / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64") == 4
     assert page.count("data:image/png;base64") >= 3
+    assert "Class by class" in page
+    plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert plots == ["loss.svg", "margins.svg", "robustness.svg", "training.svg"]
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
 
 
@@ -126,6 +129,26 @@ def test_a_model_of_the_users_own(
     assert main(["train", "at", *arguments, "--import", "mine"]) == 0
     assert type(mrboost.load("r")[0][1]) is torch.nn.Sequential
     assert "cannot import 'missing'" in error_of(capsys, "evaluate", "r", "--import", "missing")
+
+
+def test_a_model_with_the_wrong_number_of_logits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY))
+
+    @mrboost.models.register("seven")
+    def seven(shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7))
+
+    message = error_of(capsys, "train", "at", "--model", "seven", "--out", tmp_path / "run", "--quiet")
+    assert "must return logits of shape (2, 10) for 2 images of digits, it gave (2, 7)" in message
+
+
+def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"not the official archive")
+    assert "--no-verify" in error_of(capsys, "data", "cifar10", "--data-dir", tmp_path)
+    damaged = error_of(capsys, "data", "cifar10", "--data-dir", tmp_path, "--no-verify")
+    assert "truncated, damaged or not a tar" in damaged
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Unpack
 
+import torch
 from lightning_fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from . import data as datasets
 from . import models, runs
+from .attacks import attacked
 from .config import Config, Options, resolve
 from .data import Augment, Dataset, hold_out
 from .devices import make_fabric
 from .ensemble import Ensemble
+from .errors import InputError
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
 from .training import fit
@@ -28,6 +31,7 @@ def boost(
     resume: bool = False,
     device: str = "auto",
     data_dir: str | Path | None = None,
+    verify: bool = True,
     progress: bool = False,
     **options: Unpack[Options],
 ) -> Ensemble:
@@ -40,12 +44,13 @@ def boost(
         resume: go on with the run in ``out`` if there is one.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
         data_dir: where the data's files lie.
+        verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``eps``, ``norm``, ``step_size``, ``batch_size``, ``lr``,
             ``seed``, ``validation``, ``select_on``, ``precision``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
-    dataset = datasets.load(data, data_dir) if isinstance(data, str) else data
+    dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
     config = resolve(recipe, dataset, **options)
     fabric = make_fabric(device, config.precision)
     run = None
@@ -71,6 +76,7 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
     for round_ in range(len(members) + 1, config.rounds + 1):
         with global_stream(derive(config.seed, "initialise", round_), fabric.device):
             learner = models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
+            _check_model(learner, config.model, dataset)
         fitted = fit(
             learner, members, train, held_out, config, fabric=fabric, augment=augment, round_=round_, run=run,
             progress=progress,
@@ -81,3 +87,15 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         learner.load_state_dict(fitted.best)
         members.append(learner.requires_grad_(False).eval())
     return members
+
+
+def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
+    """Refuse a model that does not give one logit per class, before an epoch is spent on it."""
+    with attacked(learner), torch.no_grad():
+        logits = learner(dataset.train[:2].images())
+    if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(
+            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images of {dataset.name}, "
+            f"it gave {got}: check the function that was registered"
+        )

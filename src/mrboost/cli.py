@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import torch
+
 from . import __version__, data, models, recipes
 from .attacks.named import EXAMPLES
 from .boosting import boost
@@ -46,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
     except (InputError, OSError) as error:
         print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except torch.OutOfMemoryError as error:
+        print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nmrboost: interrupted; whole epochs are kept, --resume goes on from there", file=sys.stderr)
@@ -124,7 +129,7 @@ def _train(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / f"{_slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     boost(
         recipe, source, out=out, resume=options.resume, device=options.device, data_dir=data_dir,
-        progress=not options.quiet, **cast(Options, said),
+        verify=options.verify, progress=not options.quiet, **cast(Options, said),
     )  # fmt: skip
     run = Run.open(out)
     summary = _summary(run)
@@ -192,6 +197,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             device=options.device,
             data_dir=options.data_dir,
+            verify=options.verify,
             progress=not options.quiet,
         )
         documents[which] = result.to_dict()
@@ -209,6 +215,7 @@ def _report_command(sub: Any) -> _Parser:
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
     p.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)")
     p.add_argument("--n", type=int, default=500, metavar="N", help="test images for the eps curve (default: 500)")
+    p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
     _shared(p, quiet=True)
     return p
 
@@ -218,7 +225,14 @@ def _report(options: argparse.Namespace) -> None:
 
     out = options.out or Path(options.targets[0]) / "report.html"
     path = write_report(
-        options.targets, out, n=options.n, device=options.device, data_dir=options.data_dir, progress=not options.quiet
+        options.targets,
+        out,
+        n=options.n,
+        device=options.device,
+        data_dir=options.data_dir,
+        verify=options.verify,
+        plots_dir=options.plots,
+        progress=not options.quiet,
     )
     print(json.dumps({"report": str(path)}) if options.json else f"{text_table(options.targets)}\nreport: {path}")
 
@@ -252,13 +266,14 @@ def _recipes(options: argparse.Namespace) -> None:
 def _data_command(sub: Any) -> _Parser:
     p = _command(sub, "data", _data, "List the datasets, or say what one holds and where it was found.")
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
-    p.add_argument("--data-dir", metavar="DIR", help="where the files lie (default: $MRBOOST_DATA, then the cache)")
+    _data_place(p)
     p.add_argument("--json", action="store_true", help="print one JSON document")
     return p
 
 
 def _data(options: argparse.Namespace) -> None:
-    described = [data.describe(name, options.data_dir) for name in ([options.name] if options.name else data.names())]
+    names = [options.name] if options.name else data.names()
+    described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
     if options.json:
         print(json.dumps(described[0] if options.name else described, indent=2))
         return
@@ -281,7 +296,7 @@ def _command(sub: Any, name: str, run: Callable[[argparse.Namespace], None], des
 
 def _shared(p: _Parser, *, quiet: bool) -> None:
     p.add_argument("--device", default="auto", metavar="D", help="auto (default), cpu, cuda, cuda:1 or mps")
-    p.add_argument("--data-dir", metavar="DIR", help="where the data lie (default: $MRBOOST_DATA, then the cache)")
+    _data_place(p)
     p.add_argument(
         "--import",
         dest="imports",
@@ -293,6 +308,13 @@ def _shared(p: _Parser, *, quiet: bool) -> None:
     p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     if quiet:
         p.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def _data_place(p: _Parser) -> None:
+    p.add_argument("--data-dir", metavar="DIR", help="where the data lie (default: $MRBOOST_DATA, then the cache)")
+    p.add_argument(
+        "--no-verify", dest="verify", action="store_false", help="take an official archive with another checksum"
+    )
 
 
 def _fraction(text: str) -> float:

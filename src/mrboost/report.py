@@ -31,6 +31,7 @@ from .storage import replace_file
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY, GALLERY_POOL = 10, 200
+MOST_CLASSES = 20  # for the table by class
 
 
 def write_report(
@@ -40,15 +41,20 @@ def write_report(
     n: int = 500,
     device: str = "auto",
     data_dir: str | Path | None = None,
+    verify: bool = True,
+    plots_dir: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
-    """Write the page on these runs to ``out`` and return its path. ``n`` test images make the curve over eps."""
+    """Write the page on these runs to ``out`` and return its path.
+
+    ``n`` test images make the curve over eps. With ``plots_dir`` the plots are kept there too, as SVG files.
+    """
     runs = [Run.open(folder) for folder in run_dirs]
     if len({str(run.config["data"]) for run in runs}) > 1:
         raise InputError(
             f"the runs are on different data ({', '.join(r.config['data'] for r in runs)}): report each alone"
         )
-    dataset = load_data(runs[0], data_dir)
+    dataset = load_data(runs[0], data_dir, verify=verify)
     labels = _labels(runs)
     test, measured, galleries = draw(dataset.test, min(n, len(dataset.test))), {}, []
     for label, run in zip(labels, runs, strict=True):
@@ -58,30 +64,39 @@ def write_report(
     metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
     first = runs[0].config
     held_out = "validation" if first["select_on"] == "validation" else "test (used for selection: optimistic)"
+    figures = {
+        "robustness": plots.robustness_curves(
+            {k: m["points"] for k, m in measured.items()}, first["eps"], first["norm"]
+        ),
+        "margins": plots.margin_curves({k: m["margins"] for k, m in measured.items()}, first["eps"]),
+        "training": plots.training_curves(metrics, held_out),
+        "loss": plots.loss_curves(metrics),
+    }
     body = [
         _headline(labels, runs, dataset),
         _results_table(runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
-        "<div class=row>",
-        _plot(plots.robustness_curves({k: m["points"] for k, m in measured.items()}, first["eps"], first["norm"])),
-        _plot(plots.margin_curves({k: m["margins"] for k, m in measured.items()}, first["eps"])),
-        "</div>",
+        f"<div class=row>{_plot(figures['robustness'])}{_plot(figures['margins'])}</div>",
         f"<p class=note>{len(test):,} test images, best weights, {CURVE_ATTACK}. Left: each radius attacks the images "
         "that survived the smaller ones. Right: the probability of the true class minus the largest other one on "
         "attacked images; the height at 0 is the share that the attack fools.</p>",
+        _class_table(runs, dataset),
         "<h2>Training</h2>",
-        f"<div class=row>{_plot(plots.training_curves(metrics, held_out))}{_plot(plots.loss_curves(metrics))}</div>",
+        f"<div class=row>{_plot(figures['training'])}{_plot(figures['loss'])}</div>",
         "<h2>What the attack does</h2>",
         *galleries,
         _configuration(labels, runs),
     ]
-    path = Path(out)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, _page("\n".join(body)).encode())
-    except OSError as error:
-        raise InputError(f"cannot write the report {str(path)!r}: {error.strerror}: choose another --out") from None
-    return path
+    files = {Path(out): _page("\n".join(body))}
+    if plots_dir is not None:
+        files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+    for path, text in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
+        except OSError as error:
+            raise InputError(f"cannot write {str(path)!r}: {error.strerror}: choose another place") from None
+    return Path(out)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -181,6 +196,24 @@ def _results_table(runs: Sequence[Run]) -> str:
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more.</p>"
     )
+
+
+def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
+    """Clean and attacked accuracy of each class, under the strongest attack that was evaluated."""
+    if dataset.num_classes > MOST_CLASSES:
+        return ""
+    lines = []
+    for label, evaluation, found in _Comparison.of(runs).rows:
+        hardest = min(found.values(), key=lambda outcome: outcome["accuracy"])
+        for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
+            cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
+            name = f"{label}, {evaluation['weights']}, {outcome['attack']}"
+            lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
+    if not lines:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in dataset.classes)
+    table = f"<table><tr><th>accuracy, %</th>{head}</tr>{''.join(lines)}</table>"
+    return f"<h2>Class by class</h2><div class=scroll>{table}</div>"
 
 
 def _cell(outcome: dict[str, Any], best: bool) -> str:

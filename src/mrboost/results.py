@@ -15,9 +15,9 @@ from .evaluation import Evaluation, evaluate, resolve_attacks
 from .runs import Run, load
 
 
-def load_data(run: Run, data_dir: str | Path | None = None) -> Dataset:
+def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
     """The data that a run was trained on, checked to be of the same shape."""
-    dataset = datasets.load(run.config["data"], data_dir or run.config.get("data_dir"))
+    dataset = datasets.load(run.config["data"], data_dir or run.config.get("data_dir"), verify=verify)
     expected = run.config["input"]
     if list(dataset.shape) != expected["shape"] or dataset.num_classes != expected["classes"]:
         raise InputError(
@@ -51,6 +51,7 @@ def evaluate_run(
     batch_size: int | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
+    verify: bool = True,
     progress: bool = False,
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``."""
@@ -58,7 +59,7 @@ def evaluate_run(
     eps, norm = eps or run.config["eps"], norm or run.config["norm"]
     resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
     model = load_model(run, which, device)
-    test = draw(load_data(run, data_dir).test, n)
+    test = draw(load_data(run, data_dir, verify=verify).test, n)
     result = evaluate(
         model, test.images(), test.y, attack, eps=eps, norm=norm, batch_size=batch_size, progress=progress
     )

@@ -218,6 +218,7 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
             "shape": list(dataset.shape),
             "classes": dataset.num_classes,
             "names": list(dataset.classes),
+            "fingerprint": dataset.fingerprint(),
         },
         "versions": {"mrboost": __version__, "torch": torch.__version__},
     }

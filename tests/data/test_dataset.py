@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mrboost.data import Dataset, Defaults, Split, hold_out
+from mrboost.data import Dataset, Defaults, Split, from_tensors, hold_out
 from mrboost.errors import InputError
 
 DEFAULTS = Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False)
@@ -146,3 +146,22 @@ def test_hold_out_depends_on_the_seed_alone():
 def test_hold_out_leaves_something_to_train_on(count):
     with pytest.raises(InputError, match=f"cannot hold out {count} of 10"):
         hold_out(numbered([0, 1] * 5), count, seed=0)
+
+
+def test_tensors_of_the_users_own_become_a_dataset():
+    x = torch.rand(12, 3, 8, 8)
+    dataset = from_tensors(x[:9], torch.arange(9) % 3, x[9:], torch.arange(3), eps=0.2, model="cnn-digits")
+    assert dataset.classes == ("0", "1", "2")
+    assert (dataset.defaults.eps, dataset.defaults.model, dataset.defaults.padding) == (0.2, "cnn-digits", 1)
+    with pytest.raises(InputError, match="int64"):
+        from_tensors(x[:9], torch.zeros(9), x[9:], torch.arange(3))
+
+
+def test_the_fingerprint_is_of_the_content():
+    x, y = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8), torch.arange(6) % 2
+    one, same = (from_tensors(x.clone(), y.clone(), x, y) for _ in range(2))
+    assert one.fingerprint() == same.fingerprint()
+    changed = x.clone()
+    changed[3, 0, 2, 1] ^= 1
+    assert from_tensors(changed, y, x, y).fingerprint() != one.fingerprint()
+    assert from_tensors(x, 1 - y, x, y).fingerprint() != one.fingerprint()

@@ -9,8 +9,19 @@ Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belong
 attack's eps always means the same thing.
 """
 
-from mrboost.data.dataset import Dataset, Defaults, Split, hold_out
+from mrboost.data.dataset import Dataset, Defaults, Split, from_tensors, hold_out
 from mrboost.data.loader import Augment, Batches
 from mrboost.data.sources import describe, load, names
 
-__all__ = ["Augment", "Batches", "Dataset", "Defaults", "Split", "describe", "hold_out", "load", "names"]
+__all__ = [
+    "Augment",
+    "Batches",
+    "Dataset",
+    "Defaults",
+    "Split",
+    "describe",
+    "from_tensors",
+    "hold_out",
+    "load",
+    "names",
+]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrboost.data.archives import reason
-from mrboost.data.dataset import Dataset, Defaults, Split
+from mrboost.data.dataset import Dataset, Split, usual_defaults
 from mrboost.data.folder import LAYOUT, read_folder
 from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, unknown_name
@@ -50,7 +50,7 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     """
     if name.startswith(FOLDER):
         train, test, classes = read_folder(_folder_path(name))
-        return Dataset(name, train, test, classes, _folder_defaults(train.x.shape[2]))
+        return Dataset(name, train, test, classes, usual_defaults(train.x.shape[2]))
     source = _source(name)
     found = _find(name, source, data_dir)
     if found is None:
@@ -70,7 +70,7 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     return dataset
 
 
-def describe(name: str, data_dir: str | Path | None = None) -> dict[str, Any]:
+def describe(name: str, data_dir: str | Path | None = None, *, verify: bool = True) -> dict[str, Any]:
     """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is None then."""
     if name.startswith(FOLDER):
         path = _folder_path(name)
@@ -94,7 +94,7 @@ def describe(name: str, data_dir: str | Path | None = None) -> dict[str, Any]:
                 "remedy": _remedy(source, data_dir),
             }
         where = str(found)
-    dataset = load(name, data_dir, download=False)
+    dataset = load(name, data_dir, download=False, verify=verify)
     mean, std = dataset.channel_stats()
     return {
         "name": name,
@@ -119,10 +119,6 @@ def _folder_path(name: str) -> Path:
     if not path:
         raise InputError(f"{FOLDER} needs a path, as in {FOLDER}pictures.zip; {LAYOUT}")
     return Path(path).expanduser()
-
-
-def _folder_defaults(height: int) -> Defaults:
-    return Defaults(8 / 255, 2 / 255, "resnet18", epochs=100, padding=height // 8, flip=True)
 
 
 def _roots(data_dir: str | Path | None) -> list[Path]:
@@ -154,7 +150,7 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
             if actual != official:
                 raise InputError(
                     f"{path} has {algorithm} {actual} but the official file has {official}: it is truncated "
-                    "or altered; delete it to download it again (or load it with verify=False if you trust it)"
+                    "or altered; delete it to download it again, or say --no-verify (verify=False) if you trust it"
                 )
 
 
