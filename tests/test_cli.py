@@ -142,6 +142,7 @@ def test_a_model_with_the_wrong_number_of_logits(
 
     message = error_of(capsys, "train", "at", "--model", "seven", "--out", tmp_path / "run", "--quiet")
     assert "must return logits of shape (2, 10) for 2 images of digits, it gave (2, 7)" in message
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,7 @@ def boost(
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
     config = resolve(recipe, dataset, **options)
     fabric = make_fabric(device, config.precision)
+    _check_model(_new_learner(config, dataset, 1), config.model, dataset)
     run = None
     if out is not None:
         description = runs.describe(config, dataset)
@@ -69,14 +70,11 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
     if config.select_on == "validation":
         train, held_out = hold_out(dataset.train, config.validation, derive(config.seed, "hold out"))
     augment = Augment(dataset.defaults.padding, dataset.defaults.flip)
-    mean, std = dataset.channel_stats()
     members: list[nn.Module] = []
     if run is not None:
         members = [run.load_member(i).to(fabric.device) for i in range(1, run.rounds_done() + 1)]
     for round_ in range(len(members) + 1, config.rounds + 1):
-        with global_stream(derive(config.seed, "initialise", round_), fabric.device):
-            learner = models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
-            _check_model(learner, config.model, dataset)
+        learner = _new_learner(config, dataset, round_)
         fitted = fit(
             learner, members, train, held_out, config, fabric=fabric, augment=augment, round_=round_, run=run,
             progress=progress,
@@ -87,6 +85,12 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         learner.load_state_dict(fitted.best)
         members.append(learner.requires_grad_(False).eval())
     return members
+
+
+def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
+    mean, std = dataset.channel_stats()
+    with global_stream(derive(config.seed, "initialise", round_), torch.device("cpu")):
+        return models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
 
 
 def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
