@@ -10,6 +10,10 @@ import torch
 import mrboost
 from mrboost.data import Dataset, Defaults, Split
 
+# The networks here are tiny: a second thread gains little, and when another process holds a core the two spend
+# their time waiting for each other.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
