@@ -85,17 +85,23 @@ def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
     torch.testing.assert_close(last.grad, 3 * (probabilities - frequencies), rtol=1e-4, atol=1e-6)
 
 
-def test_the_average_of_the_weights_is_what_is_kept(tiny: Dataset) -> None:
-    """With a decay of 1 the average never leaves the first step's weights; the learner does."""
-    config = resolve(replace(recipes.AT, ema=1.0), tiny, epochs=3, batch_size=36, validation=3)
-    learner = models.build("cnn-digits", tiny.shape, 3)
-    fitted = fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu"))
-    plain = fit(
-        models.build("cnn-digits", tiny.shape, 3), [], tiny.train, tiny.test,
-        replace(config, recipe=recipes.AT), fabric=make_fabric("cpu"),
-    )  # fmt: skip
-    assert not torch.equal(fitted.last["1.0.weight"], learner.state_dict()["1.0.weight"])
-    assert plain.last.keys() == fitted.last.keys()
+def test_the_average_of_weights_and_statistics_is_what_is_kept(tiny: Dataset) -> None:
+    """One step an epoch: after two steps the average is decay · first + (1 − decay) · second, BatchNorm included."""
+
+    def fitted(ema: float | None, epochs: int) -> dict[str, Tensor]:
+        recipe = replace(recipes.AT, ema=ema, schedule=Piecewise(milestones=()))
+        config = resolve(recipe, tiny, epochs=epochs, batch_size=36, validation=3)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            learner = models.build("cnn-digits", tiny.shape, 3)
+        return fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu")).last
+
+    first, second, average = fitted(None, 1), fitted(None, 2), fitted(0.75, 2)
+    assert "1.1.running_mean" in average
+    for name, value in average.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, 0.75 * first[name] + 0.25 * second[name])
+            assert name.startswith("0.") or not torch.equal(value, second[name])
 
 
 def test_training_makes_a_model_robust(model, digits: Dataset) -> None:

@@ -2,7 +2,7 @@
 
 from . import attacks, data, losses, models, recipes
 from .boosting import boost
-from .ensemble import Ensemble
+from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import Evaluation, evaluate
 from .recipes import Recipe
@@ -14,6 +14,7 @@ __all__ = [
     "Ensemble",
     "Evaluation",
     "InputError",
+    "Mixture",
     "Recipe",
     "attacks",
     "boost",

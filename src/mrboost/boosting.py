@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from . import data as datasets
 from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
-from .data import Augment, Dataset, hold_out
+from .data import Augment, Dataset, Split, hold_out
 from .devices import make_fabric
-from .ensemble import Ensemble
+from .ensemble import Ensemble, Mixture
 from .errors import InputError
+from .evaluation import evaluate
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
-from .training import fit
+from .training import VALIDATION_STEPS, fit
 
 
 def boost(
@@ -34,7 +37,7 @@ def boost(
     verify: bool = True,
     progress: bool = False,
     **options: Unpack[Options],
-) -> Ensemble:
+) -> Ensemble | Mixture:
     """Train a recipe and return the ensemble of its rounds, ready for use.
 
     Args:
@@ -62,7 +65,7 @@ def boost(
         run = (runs.Run.resume if resume else runs.Run.create)(out, description)
     with run.locked() if run is not None else nullcontext():
         members = _rounds(config, dataset, fabric, run, progress)
-    return Ensemble(members).requires_grad_(False).eval()
+    return recipe.combine(members).requires_grad_(False).eval()
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
@@ -75,6 +78,7 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         members = [run.load_member(i).to(fabric.device) for i in range(1, run.rounds_done() + 1)]
     for round_ in range(len(members) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
+        config.recipe.init(learner, members)
         fitted = fit(
             learner, members, train, held_out, config, fabric=fabric, augment=augment, round_=round_, run=run,
             progress=progress,
@@ -84,7 +88,32 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
             run.clear_checkpoint()
         learner.load_state_dict(fitted.best)
         members.append(learner.requires_grad_(False).eval())
+        if config.rounds > 1:
+            _score_round(config, members, held_out, run, progress)
     return members
+
+
+def _score_round(
+    config: Config, members: list[nn.Module], held_out: Split, run: runs.Run | None, progress: bool
+) -> None:
+    """Accuracy and margins of the ensemble so far on the held-out images, kept as one row per round."""
+    attack = {"pgd-20": config.attack(VALIDATION_STEPS)}
+    scores = evaluate(config.recipe.combine(members), held_out.images(), held_out.y, attack)
+    row: dict[str, Any] = {"round": len(members), "n": scores.n, "on": config.select_on}
+    for outcome in scores.outcomes:
+        row[outcome.attack] = {
+            "accuracy": outcome.accuracy, "margin": outcome.margin, "min_margin": outcome.min_margin,
+        }  # fmt: skip
+    if run is not None:
+        earlier = [old for old in run.results.get("rounds", []) if old["round"] < len(members)]
+        run.save_results({**run.results, "rounds": [*earlier, row]})
+    if progress:
+        clean, robust = scores["clean"], scores["pgd-20"]
+        tqdm.write(
+            f"ensemble of {len(members)}: {config.select_on} clean {clean.accuracy:.2%}  pgd-20 {robust.accuracy:.2%}  "
+            f"margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})",
+            file=sys.stderr,
+        )
 
 
 def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:

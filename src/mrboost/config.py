@@ -102,8 +102,8 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
     filled: dict[str, Any] = {
-        "model": defaults.model,
-        "rounds": 1,
+        "model": recipe.model.format(defaults.model),
+        "rounds": recipe.rounds,
         "epochs": defaults.epochs,
         "eps": defaults.eps,
         "norm": "Linf",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from .errors import InputError
 
 
-class Ensemble(nn.Module):
-    """The weighted mean of its members' logits, ``Σ_j w_j g_j(x)`` with weights that sum to one.
+def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    """The mean of the members' logits: one forward pass each, and a running sum."""
+    total = sum_of(member(x) for member in members)
+    return total if len(members) == 1 else total / len(members)
 
-    Members may differ in architecture; they need the same classes. Without ``weights`` all count alike, as in
-    the paper. Iterating, indexing and ``len`` reach the members; ``staged()`` gives the ensembles of the first
-    1, 2, … of them.
-    """
+
+class _Members(nn.Module):
+    """Several classifiers with weights that sum to one; iterating, indexing and ``len`` reach the members."""
 
     weights: Tensor
 
@@ -32,17 +34,10 @@ class Ensemble(nn.Module):
             raise InputError(f"weights must be finite, not negative and not all zero, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())
 
-    def forward(self, x: Tensor) -> Tensor:
-        # A running sum: one member's activations need to live at a time when no gradient is asked for.
-        logits: Tensor = self.members[0](x) * self.weights[0]
-        for member, weight in zip(self.members[1:], self.weights[1:], strict=True):
-            logits = logits + member(x) * weight
-        return logits
-
-    def staged(self) -> Iterator[Ensemble]:
-        """The ensemble after each round: the first member, the first two, and so on."""
+    def staged(self) -> Iterator[Self]:
+        """What it was after each round: the first member, the first two, and so on."""
         for stage in range(1, len(self) + 1):
-            yield Ensemble(self.members[:stage], self.weights[:stage].tolist())
+            yield type(self)(self.members[:stage], self.weights[:stage].tolist())
 
     def __len__(self) -> int:
         return len(self.members)
@@ -52,3 +47,43 @@ class Ensemble(nn.Module):
 
     def __iter__(self) -> Iterator[nn.Module]:
         return iter(self.members)
+
+    def _pairs(self) -> Iterator[tuple[nn.Module, Tensor]]:
+        return zip(self.members, self.weights, strict=True)
+
+
+class Ensemble(_Members):
+    """The weighted mean of its members' logits, ``Σ_j w_j g_j(x)``.
+
+    Members may differ in architecture; they need the same classes. Without ``weights`` all count alike, as in the
+    paper.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        # A running sum: one member's activations need to live at a time when no gradient is asked for.
+        return sum_of(member(x) * weight for member, weight in self._pairs())
+
+
+class Mixture(_Members):
+    """A randomised classifier: for each input one member is drawn, with probability its weight (Pinot et al. 2020).
+
+    ``forward`` gives ``log Σ_j w_j softmax(g_j(x))``: the cross-entropy of these "logits" is the expected loss at the
+    level of probabilities, which is what the honest attack raises. The accuracy is an expectation too, and exact:
+    ``expected_correct``. (The largest probability is *not* how this classifier answers.)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        logs = [torch.log_softmax(member(x), dim=1) + weight.log() for member, weight in self._pairs()]
+        return torch.stack(logs).logsumexp(dim=0)
+
+    def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
+        """The probability that the drawn member is right, for each example."""
+        return sum_of((member(x).argmax(dim=1) == y) * weight for member, weight in self._pairs())
+
+
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    iterator = iter(terms)
+    total = next(iterator)
+    for term in iterator:
+        total = total + term
+    return total

@@ -21,6 +21,7 @@ from .attacks import Attack, Classifier, attacked, named
 from .attacks.base import check_batch, check_logits
 from .data import Split
 from .devices import device_of
+from .ensemble import Mixture
 from .errors import InputError
 from .losses import margin
 
@@ -32,6 +33,7 @@ DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
 class Outcome:
     """What one attack left of the accuracy.
 
+    ``correct`` says of each image whether it withstood (for a randomised classifier: with which probability),
     ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
     largest other one on the attacked images, ``min_margin`` the least of them.
     """
@@ -43,7 +45,7 @@ class Outcome:
     min_margin: float
     per_class: tuple[float | None, ...]
     seconds: float
-    correct: tuple[bool, ...] = field(repr=False)
+    correct: tuple[float, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -162,21 +164,21 @@ def robustness_curve(
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
     survivors of the last.
     """
-    alive = torch.ones(len(x), dtype=torch.bool)
+    alive = torch.ones(len(x), dtype=torch.float64)  # probabilities, for a randomised classifier
     curve: list[tuple[float, float]] = []
     for eps in tqdm([0.0, *sorted(radii)], desc="radii", disable=None if progress else True):
         one = named(attack, eps, norm) if eps > 0 else None
         survivors = alive.nonzero().squeeze(1)
         if len(survivors):
-            alive[survivors] = _correct(model, x[survivors], y[survivors], one)
-        curve.append((eps, alive.double().mean().item()))
+            alive[survivors] = alive[survivors].minimum(_correct(model, x[survivors], y[survivors], one).double())
+        curve.append((eps, alive.mean().item()))
     return curve
 
 
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
     """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
     found: list[float] = []
-    for logits, labels in _attacked_logits(model, x, y, attack):
+    for _, logits, labels in _attacked(model, x, y, attack):
         found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()
     return found
 
@@ -198,8 +200,8 @@ def _outcome(
 ) -> Outcome:
     began = time.perf_counter()
     correct_parts, margin_parts = [], []
-    for logits, labels in _attacked_logits(model, x, y, attack, batch_size):
-        correct_parts.append((logits.argmax(dim=1) == labels).cpu())
+    for images, logits, labels in _attacked(model, x, y, attack, batch_size):
+        correct_parts.append(_is_correct(model, images, logits, labels))
         margin_parts.append(-margin(logits, labels, reduction="none").double().cpu())
         tell(len(labels))
     correct, margins, y = torch.cat(correct_parts), torch.cat(margin_parts), y.cpu()
@@ -207,7 +209,7 @@ def _outcome(
     return Outcome(
         attack=label,
         accuracy=correct.double().mean().item(),
-        interval=wilson_interval(int(correct.sum()), len(correct)),
+        interval=wilson_interval(correct.double().sum().item(), len(correct)),
         margin=margins.mean().item(),
         min_margin=margins.min().item(),
         per_class=tuple(correct[y == k].double().mean().item() if (y == k).any() else None for k in classes),
@@ -217,14 +219,21 @@ def _outcome(
 
 
 def _correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
-    parts = [(logits.argmax(dim=1) == labels).cpu() for logits, labels in _attacked_logits(model, x, y, attack)]
-    return torch.cat(parts)
+    return torch.cat([_is_correct(model, *batch) for batch in _attacked(model, x, y, attack)])
 
 
-def _attacked_logits(
+def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether each image is classified correctly; for a randomised classifier, with which probability."""
+    if isinstance(model, Mixture):
+        with attacked(model), torch.no_grad():
+            return model.expected_correct(images, labels).double().cpu()
+    return (logits.argmax(dim=1) == labels).cpu()
+
+
+def _attacked(
     model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batch by batch on the model's device: its logits on the attacked images, and the labels."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels."""
     device = device_of(model)
     size = min(len(x), batch_size or max(16, min(1024, 2**20 // x[0].numel())))
     position = 0
@@ -244,11 +253,11 @@ def _attacked_logits(
         if logits.isnan().any():
             index = position + int(logits.isnan().any(dim=1).nonzero()[0])
             raise InputError(f"the model's logits for image {index} are NaN: its weights or the image are not finite")
-        yield logits, labels
+        yield images, logits, labels
         position += size
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """The 95 % confidence interval of a proportion, sound at 0 and 1 too (Wilson 1927)."""
     p = successes / n
     centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))

@@ -61,8 +61,19 @@ def margin_cross_entropy(
         return _reduce(raise_true + _pick(lower, other), reduction)
     # Masked rather than "the sum minus the true label's term": that term is huge exactly when the example is
     # classified well, and subtracting it would cancel the digits of the rest.
-    false_labels = lower.masked_fill(_is_label(logits, target), 0.0).sum(dim=1) / (logits.shape[1] - 1)
+    false_labels = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1) / (logits.shape[1] - 1)
     return _reduce(raise_true + false_labels, reduction)
+
+
+def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
+    """``MCE(g, y, j)`` for every label j at once, ``(N, K)``; the column of the true label means nothing."""
+    _check(logits, target)
+    return _pick(-F.log_softmax(logits, dim=1), target)[:, None] - F.log_softmax(-logits, dim=1)
+
+
+def most_likely_other(logits: Tensor, target: Tensor) -> Tensor:
+    """The false label of the largest logit: the one that MCE and the margin are worst for."""
+    return logits.masked_fill(is_label(logits, target), -torch.inf).argmax(dim=1)
 
 
 def margin(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -93,12 +104,13 @@ def _pick(values: Tensor, label: Tensor) -> Tensor:
     return values.gather(1, label[:, None]).squeeze(1)
 
 
-def _is_label(logits: Tensor, label: Tensor) -> Tensor:
+def is_label(logits: Tensor, label: Tensor) -> Tensor:
+    """``(N, K)``: whether a column is the example's label."""
     return torch.arange(logits.shape[1], device=logits.device) == label[:, None]
 
 
 def _best_other(logits: Tensor, target: Tensor) -> Tensor:
-    return logits.masked_fill(_is_label(logits, target), -torch.inf).amax(dim=1)
+    return logits.masked_fill(is_label(logits, target), -torch.inf).amax(dim=1)
 
 
 def _reduce(values: Tensor, reduction: Reduction) -> Tensor:

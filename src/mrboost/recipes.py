@@ -11,19 +11,23 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from .attacks import Start, Uniform
+from .ensemble import Ensemble, Mixture
 from .errors import unknown_name
-from .losses import margin_cross_entropy
-from .objectives import Objective, OnPerturbed
-from .samplers import Learner, Sampler
+from .exponential import Exp
+from .initial import Init, PerInit, RndInit
+from .losses import cross_entropy, margin_cross_entropy
+from .objectives import Ind, Objective, OnPairs, OnPerturbed, Scope, Whole
+from .samplers import All, Learner, Max, Past, Rnd, Sampler
 from .schedules import Piecewise, Schedule
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one classifier is trained.
+    """How a classifier is trained, round by round.
 
     ``steps`` and ``start`` are those of the inner ascent; its radius, norm and step length are the run's.
     ``ema`` is the decay of an average of the weights that is kept in their place; ``clip`` bounds the gradient's norm.
+    ``rounds`` and ``model`` are what a user who says nothing gets; ``{}`` in ``model`` stands for the data's usual one.
     """
 
     name: str
@@ -32,6 +36,11 @@ class Recipe:
     reference: str
     sampler: Sampler = Learner()
     objective: Objective = OnPerturbed()
+    scope: Scope = Ind()
+    init: Init = RndInit()
+    combine: type[Ensemble] | type[Mixture] = Ensemble
+    rounds: int = 1
+    model: str = "{}"
     steps: int = 10
     start: Start = Uniform()
     schedule: Schedule = Piecewise()
@@ -44,12 +53,17 @@ class Recipe:
 
 
 _PAPER = "Zhang et al., Building Robust Ensembles via Margin Boosting, ICML 2022"
+_MADRY = "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018"
+_ABERNETHY = (
+    "Abernethy et al., A Multiclass Boosting Framework for Achieving Fast and Provable Adversarial Robustness, 2021"
+)
+_PINOT = "Pinot et al., Randomization Matters: How to Defend Against Strong Adversarial Attacks, ICML 2020"
 
 AT = Recipe(
     name="at",
     summary="adversarial training: minimise the cross-entropy on PGD examples",
     formula="min_θ Σ_i max_δ CE(g(x_i + δ), y_i)",
-    reference="Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018",
+    reference=_MADRY,
 )
 AT2 = replace(
     AT,
@@ -68,8 +82,82 @@ AT_MCE = replace(
     sampler=Learner(loss=margin_cross_entropy),
     objective=OnPerturbed(loss=margin_cross_entropy),
 )
+WIDER = replace(
+    AT,
+    name="wider",
+    summary="adversarial training of five networks end to end as one model: the control for the ensemble's size",
+    reference=_PAPER,
+    model="5x{}",
+)
+DEEPER = replace(
+    AT,
+    name="deeper",
+    summary="adversarial training of a ResNet-152: the control for the ensemble's number of parameters",
+    reference=_PAPER,
+    model="resnet152",
+)
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in (AT, AT2, AT_MCE)})
+MRBOOST = Recipe(
+    name="mrboost",
+    summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does worst",
+    formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)",
+    reference=_PAPER,
+    sampler=All(),
+    objective=OnPerturbed(loss=margin_cross_entropy),
+    init=PerInit(),
+    rounds=5,
+)
+ROBBOOST = Recipe(
+    name="robboost",
+    summary="greedy boosting: the cross-entropy of the whole ensemble on its own PGD examples",
+    formula="min_θt Σ_i max_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)",
+    reference=_ABERNETHY,
+    sampler=All(loss=cross_entropy),
+    scope=Whole(),
+    rounds=5,
+)
+PINOT = Recipe(
+    name="pinot",
+    summary="a randomised pair: the second network trains on the adversarial examples of the first",
+    formula="g_1 by adversarial training;  min_θ2 Σ_i CE(g_2(x_i + δ_i), y_i),  δ_i = argmax_δ CE(g_1(x_i + δ), y_i)",
+    reference=_PINOT,
+    sampler=Past(),
+    combine=Mixture,
+    rounds=2,
+)
+
+
+def _variant(base: Recipe, name: str, how: str, **parts: object) -> Recipe:
+    return replace(base, name=name, summary=f"{base.name} with {how}", **parts)  # type: ignore[arg-type]
+
+
+_VARIANTS = (
+    _variant(MRBOOST, "mrboost-rndinit", "freshly initialised learners", init=RndInit()),
+    _variant(MRBOOST, "mrboost-whole", "the loss on the whole ensemble", scope=Whole()),
+    _variant(
+        MRBOOST,
+        "mrboost-whole-rndinit",
+        "the loss on the whole ensemble and fresh learners",
+        scope=Whole(),
+        init=RndInit(),
+    ),
+    _variant(ROBBOOST, "robboost-perinit", "each learner starting from the last", init=PerInit()),
+    _variant(ROBBOOST, "robboost-ind", "the loss on the learner alone", scope=Ind()),
+    _variant(
+        ROBBOOST,
+        "robboost-ind-perinit",
+        "the loss on the learner alone, starting from the last",
+        scope=Ind(),
+        init=PerInit(),
+    ),
+    _variant(MRBOOST, "mrboost-rnd", "a random false label for each example", sampler=Rnd(), objective=OnPairs()),
+    _variant(MRBOOST, "mrboost-max", "the worst false label of each example", sampler=Max(), objective=OnPairs()),
+    _variant(MRBOOST, "mrboost-exp", "draws from the exponential weights P_t", sampler=Exp(), objective=OnPairs()),
+)
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {r.name: r for r in (AT, AT2, AT_MCE, MRBOOST, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS)}
+)
 
 
 def get(name: str) -> Recipe:

@@ -21,7 +21,7 @@ from torch import Tensor
 from . import __version__, plots
 from .attacks import PGD, attacked, named
 from .data import Dataset, Split
-from .ensemble import Ensemble
+from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import format_eps, probability_margins, robustness_curve
 from .results import draw, load_data, load_model
@@ -105,7 +105,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def _measure(run: Run, model: Ensemble, test: Split, progress: bool) -> dict[str, Any]:
+def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -> dict[str, Any]:
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
     wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test)}
     kept = run.results.get("curve", {})
@@ -222,7 +222,7 @@ def _cell(outcome: dict[str, Any], best: bool) -> str:
     return f"<td>{f'<b>{figure}</b>' if best else figure}</td>"
 
 
-def _gallery(label: str, run: Run, model: Ensemble, dataset: Dataset) -> str:
+def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) -> str:
     """Some test images that fell and some that stood: clean, attacked, and the perturbation, with the answers."""
     pool = draw(dataset.test, min(GALLERY_POOL, len(dataset.test)))
     device = next(model.parameters()).device

@@ -9,7 +9,7 @@ from typing import Any
 from . import data as datasets
 from .data import Dataset, Split, hold_out
 from .devices import make_fabric
-from .ensemble import Ensemble
+from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import Evaluation, evaluate, resolve_attacks
 from .runs import Run, load
@@ -36,7 +36,7 @@ def draw(split: Split, n: int | None) -> Split:
     return hold_out(split, n, seed=0)[1]
 
 
-def load_model(run: Run, which: str, device: str) -> Ensemble:
+def load_model(run: Run, which: str, device: str) -> Ensemble | Mixture:
     return load(run.folder, which).to(make_fabric(device, "32-true").device)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from . import models
 from .config import Config, differences
 from .data import Dataset
-from .ensemble import Ensemble
+from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .storage import State, read_json, read_tensors, replace_file, write_json, write_tensors
 
@@ -82,11 +82,12 @@ class Run:
 
     @classmethod
     def resume(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
-        """Go on with a run of the same configuration; a folder without one is started."""
+        """Go on with a run of the same configuration, or with more rounds; a folder without a run is started."""
         if not (Path(folder) / "config.json").exists():
             return cls.create(folder, description)
         run = cls.open(folder)
-        ignored = {"format", "versions", "data_dir"}
+        more_rounds = description["rounds"] > run.config["rounds"]
+        ignored = {"format", "versions", "data_dir"} | ({"rounds"} if more_rounds else set())
         changed = differences(
             {k: v for k, v in run.config.items() if k not in ignored},
             {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
@@ -98,6 +99,9 @@ class Run:
             )
         if not os.access(run.folder, os.W_OK):
             raise InputError(f"cannot write the run folder {str(folder)!r}: choose a copy that you may write")
+        if more_rounds:
+            run.config["rounds"] = description["rounds"]
+            write_json(run.folder / "config.json", run.config)
         return run
 
     @contextmanager
@@ -197,15 +201,16 @@ class Run:
         write_json(self.folder / "results.json", results)
 
 
-def load(run_dir: str | Path, which: str = "best") -> Ensemble:
+def load(run_dir: str | Path, which: str = "best") -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
     ``which`` is "best" (chosen on validation images) or "last". Weights need no gradient, so it plugs into any
     attack library as it is. A model of your own must be registered before, as it was for training.
     """
     run = Run.open(run_dir)
-    ensemble = Ensemble([run.load_member(i, which) for i in range(1, max(run.rounds_done(), 1) + 1)])
-    return ensemble.requires_grad_(False).eval()
+    members = [run.load_member(i, which) for i in range(1, max(run.rounds_done(), 1) + 1)]
+    combine = Mixture if run.config["recipe"].get("combine") == "Mixture" else Ensemble
+    return combine(members).requires_grad_(False).eval()
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
+    The best epoch is the one after which the ensemble of ``past`` and learner is most robust on ``held_out``.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = _begin(learner, config, fabric)
@@ -78,7 +79,8 @@ def fit(
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             with fabric.autocast():
-                clean, robust = accuracies(state.kept, held_out, config.attack(VALIDATION_STEPS))
+                ensemble = config.recipe.combine([*past, state.kept])
+                clean, robust = accuracies(ensemble, held_out, config.attack(VALIDATION_STEPS))
             state.score(robust)
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
@@ -99,7 +101,10 @@ def _begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
     )
     average = None
     if recipe.ema is not None:
-        average = AveragedModel(learner, multi_avg_fn=get_ema_multi_avg_fn(recipe.ema))  # type: ignore[no-untyped-call]
+        # BatchNorm's statistics are averaged with the weights: at a high learning rate those of the latest weights
+        # do not fit the averaged ones at all.
+        rule = get_ema_multi_avg_fn(recipe.ema)  # type: ignore[no-untyped-call]
+        average = AveragedModel(learner, multi_avg_fn=rule, use_buffers=True)
     return Progress(learner, optimizer, average)
 
 
@@ -118,14 +123,17 @@ def _train_epoch(
     recipe, attack = config.recipe, config.attack()
     stream = derive(config.seed, "epoch", round_, state.epoch)
     generator = torch.Generator(device=fabric.device).manual_seed(stream)
+    scope = recipe.scope(model, past)
     totals, images = torch.zeros(2, device=fabric.device), 0  # summed losses, correct; kept on the device
+    facts: dict[str, Tensor] = {}
     model.train()
     with global_stream(stream, fabric.device):
         for step, (x, y) in enumerate(batches.epoch(generator)):
             _set_rate(optimizer, config, (state.epoch + step / len(batches)) / config.epochs)
             with fabric.autocast():
                 sample = recipe.sampler(attack, state.learner, past, x, y, generator)
-            losses, logits = recipe.objective(model, sample)
+            with fabric.autocast():
+                losses, logits = recipe.objective(scope, sample)
             weighted = losses if sample.weight is None else losses * sample.weight
             optimizer.zero_grad()
             fabric.backward(weighted.mean())
@@ -136,6 +144,8 @@ def _train_epoch(
                 state.average.update_parameters(state.learner)
             with torch.no_grad():
                 totals += torch.stack([losses.float().sum(), (logits.argmax(dim=1) == y).sum()])
+                for name, value in sample.facts.items():
+                    facts[name] = facts.get(name, 0) + value / len(batches)
             images += len(y)
             if step % _FINITE_EVERY == 0:
                 _check_finite(totals, step)
@@ -144,7 +154,8 @@ def _train_epoch(
     _check_finite(torch.stack([p.detach().sum() for p in state.learner.parameters()]), len(batches) - 1)
     loss, correct = (totals / images).tolist()
     rate = optimizer.param_groups[0]["lr"]
-    return {"round": round_, "epoch": state.epoch + 1, "lr": rate, "loss": loss, "train_robust": correct}
+    row = {"round": round_, "epoch": state.epoch + 1, "lr": rate, "loss": loss, "train_robust": correct}
+    return row | {name: value.item() for name, value in facts.items()}
 
 
 def _set_rate(optimizer: Any, config: Config, progress: float) -> None:

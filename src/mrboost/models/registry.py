@@ -8,12 +8,14 @@ Register your own with a function of the image shape and the number of classes::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from mrboost.ensemble import Ensemble
 from mrboost.errors import InputError, unknown_name
 
 Shape = tuple[int, int, int]
@@ -62,8 +64,15 @@ def names() -> tuple[str, ...]:
 
 def check(name: str) -> None:
     """Refuse a name that is not registered."""
-    if name not in _REGISTRY:
-        raise unknown_name("model", name, _REGISTRY, hint="register your own with mrboost.models.register")
+    _, base = _copies(name)
+    if base not in _REGISTRY:
+        raise unknown_name("model", base, _REGISTRY, hint="register your own with mrboost.models.register")
+
+
+def _copies(name: str) -> tuple[int, str]:
+    """``5xresnet18`` is five ``resnet18`` whose mean logits answer."""
+    match = re.fullmatch(r"([1-9]\d?)x(.+)", name)
+    return (int(match[1]), match[2]) if match and name not in _REGISTRY else (1, name)
 
 
 def build(
@@ -74,9 +83,15 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the data's, per channel."""
+    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the data's, per channel.
+
+    ``5xNAME`` builds five of them as one model, the mean of whose logits answers.
+    """
     check(name)
-    entry = _REGISTRY[name]
+    copies, base = _copies(name)
+    if copies > 1:
+        return Ensemble(build(base, shape, classes, mean=mean, std=std) for _ in range(copies))
+    entry = _REGISTRY[base]
     network = entry.factory(shape, classes)
     if not entry.normalize:
         return network

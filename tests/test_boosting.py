@@ -1,0 +1,150 @@
+"""The rounds: initialisation, frozen members, scopes, growing a run, mixtures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrboost
+from mrboost import Ensemble, Mixture, models, recipes
+from mrboost.attacks import PGD
+from mrboost.boosting import boost
+from mrboost.config import resolve
+from mrboost.data import Augment, Dataset, hold_out
+from mrboost.devices import make_fabric
+from mrboost.errors import InputError
+from mrboost.objectives import Ind, Whole
+from mrboost.seeds import derive, global_stream
+from mrboost.training import fit
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one: nn.Module, two: nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_one_round_is_plain_training_bit_for_bit(tiny: Dataset) -> None:
+    boosted = boost("at", tiny, rounds=1, device="cpu")
+    config = resolve(recipes.AT, tiny)
+    train, held_out = hold_out(tiny.train, config.validation, derive(0, "hold out"))
+    with global_stream(derive(0, "initialise", 1), torch.device("cpu")):
+        mean, std = tiny.channel_stats()
+        learner = models.build(config.model, tiny.shape, 3, mean=mean, std=std)
+    fitted = fit(learner, [], train, held_out, config, fabric=make_fabric("cpu"), augment=Augment(1, True))
+    assert all(torch.equal(fitted.best[key], value) for key, value in boosted[0].state_dict().items())
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name != "deeper"])
+def test_every_recipe_trains(name: str, tiny: Dataset, tmp_path) -> None:
+    rounds = min(2, recipes.get(name).rounds)
+    trained = boost(name, tiny, rounds=rounds, epochs=1, out=tmp_path / "run", device="cpu")
+    assert len(trained) == rounds
+    assert same(mrboost.load(tmp_path / "run"), trained)
+    assert type(mrboost.load(tmp_path / "run")) is (Mixture if name == "pinot" else Ensemble)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["epoch"]) for row in rows] == [(r, 1) for r in range(1, rounds + 1)]
+    assert ("acceptance" in rows[0]) == (name == "mrboost-exp")
+
+
+def test_the_papers_combinations_are_there() -> None:
+    table = {
+        (r.sampler.loss.__name__, type(r.scope).__name__, type(r.init).__name__)
+        for r in recipes.RECIPES.values()
+        if type(r.sampler).__name__ == "All"
+    }
+    expected = {
+        (loss, scope, init)
+        for loss in ("margin_cross_entropy", "cross_entropy")
+        for scope in ("Ind", "Whole")
+        for init in ("PerInit", "RndInit")
+    }
+    assert table == expected
+    default = recipes.get("mrboost")
+    assert (type(default.scope).__name__, type(default.init).__name__) == ("Ind", "PerInit")
+
+
+def test_past_members_never_change(tiny: Dataset, tmp_path) -> None:
+    one = boost("mrboost", tiny, rounds=1, out=tmp_path / "run", device="cpu")
+    three = boost("mrboost", tiny, rounds=3, out=tmp_path / "run", resume=True, device="cpu")
+    assert len(three) == 3
+    assert same(one[0], three[0]), "weights and BatchNorm statistics of the first member"
+    assert same(boost("mrboost", tiny, rounds=3, device="cpu"), three), "growing a run equals running it at once"
+
+
+def test_growing_is_the_only_change_that_resume_takes(tiny: Dataset, tmp_path) -> None:
+    boost("mrboost", tiny, rounds=2, out=tmp_path / "run", device="cpu")
+    with pytest.raises(InputError, match="rounds: 2 -> 1"):
+        boost("mrboost", tiny, rounds=1, out=tmp_path / "run", resume=True, device="cpu")
+    with pytest.raises(InputError, match="seed: 0 -> 1"):
+        boost("mrboost", tiny, rounds=3, seed=1, out=tmp_path / "run", resume=True, device="cpu")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["rounds"] == 2
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["round"] for row in results["rounds"]] == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "equal"), [("mrboost", True), ("mrboost-rndinit", False)])
+def test_where_a_learner_starts(name: str, equal: bool, tiny: Dataset) -> None:
+    """Without a step of training the second member is the first, or a fresh network."""
+    recipe = replace(recipes.get(name), lr=1e-30)
+    first, second = boost(recipe, tiny, rounds=2, epochs=1, device="cpu", lr=1e-30)
+    weights = [dict(member.named_parameters())["1.0.weight"] for member in (first, second)]
+    assert torch.equal(*weights) == equal
+
+
+def test_whole_sees_the_mean_and_moves_the_learner_alone(batch) -> None:
+    networks = [models.build("cnn-digits", (1, 8, 8), 10).eval() for _ in range(3)]
+    x = batch[0][:8]
+    logits = Whole()(networks[2], networks[:2])(x)
+    torch.testing.assert_close(logits, torch.stack([network(x) for network in networks]).mean(dim=0))
+    logits.sum().backward()
+    assert all(p.grad is None for network in networks[:2] for p in network.parameters())
+    assert any((p.grad != 0).any() for p in networks[2].parameters())
+    assert Ind()(networks[2], networks[:2]) is networks[2]
+    assert Whole()(networks[2], []) is networks[2]
+
+
+def test_mixture_is_an_expectation(batch) -> None:
+    x, y = batch
+    networks = [models.build("cnn-digits", (1, 8, 8), 10).eval() for _ in range(2)]
+    mixture = Mixture(networks, [0.3, 0.7]).eval()
+    probabilities = 0.3 * networks[0](x).softmax(1) + 0.7 * networks[1](x).softmax(1)
+    torch.testing.assert_close(mixture(x).exp(), probabilities)
+    right = [(network(x).argmax(1) == y).double() for network in networks]
+    torch.testing.assert_close(mixture.expected_correct(x, y).double(), 0.3 * right[0] + 0.7 * right[1])
+    accuracy = mrboost.evaluate(mixture, x, y, [])["clean"].accuracy
+    low, high = sorted(r.mean().item() for r in right)
+    assert low - 1e-6 <= accuracy <= high + 1e-6
+    assert accuracy == pytest.approx(0.3 * right[0].mean().item() + 0.7 * right[1].mean().item(), abs=1e-6)
+
+
+def test_the_probability_attack_raises_the_mixtures_expected_loss_most(model, digits) -> None:
+    """Against a mixture of a robust and a broken member, attacking probabilities beats attacking the first member."""
+    x, y = digits.test.images(), digits.test.y
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        other = models.build("cnn-digits", digits.shape, 10).eval()
+    mixture = Mixture([model, other], [0.5, 0.5]).eval()
+    honest = PGD(0.1)(mixture, x, y)
+    on_first = PGD(0.1)(model, x, y)
+    loss = [torch.nn.functional.nll_loss(mixture(images), y).item() for images in (honest, on_first)]
+    assert loss[0] > loss[1]
+
+
+def test_wider_is_one_model_of_five(tiny: Dataset) -> None:
+    config = resolve(recipes.get("wider"), tiny)
+    assert config.model == "5xcnn-digits"
+    wide = models.build("5xcnn-digits", tiny.shape, 3)
+    assert isinstance(wide, Ensemble)
+    assert len(wide) == 5
+    assert not torch.equal(wide[0][1][0].weight, wide[1][1][0].weight)
+    assert resolve(recipes.get("deeper"), tiny).model == "resnet152"
+    with pytest.raises(InputError, match="unknown model 'cnn-digit'"):
+        models.build("3xcnn-digit")
