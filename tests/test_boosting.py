@@ -17,6 +17,7 @@ from mrboost.config import resolve
 from mrboost.data import Augment, Dataset, hold_out
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
+from mrboost.mixtures import attacks_on
 from mrboost.objectives import Ind, Whole
 from mrboost.seeds import derive, global_stream
 from mrboost.training import fit
@@ -132,10 +133,16 @@ def test_the_probability_attack_raises_the_mixtures_expected_loss_most(model, di
         torch.manual_seed(0)
         other = models.build("cnn-digits", digits.shape, 10).eval()
     mixture = Mixture([model, other], [0.5, 0.5]).eval()
-    honest = PGD(0.1)(mixture, x, y)
-    on_first = PGD(0.1)(model, x, y)
-    loss = [torch.nn.functional.nll_loss(mixture(images), y).item() for images in (honest, on_first)]
-    assert loss[0] > loss[1]
+    loss = {
+        name: torch.nn.functional.nll_loss(mixture(attack(mixture, x, y)), y).item()
+        for name, attack in attacks_on(mixture, PGD(0.1)).items()
+    }
+    assert loss["mean probabilities"] > max(loss["first member"], loss["mean logits"])
+    result = mrboost.evaluate(mixture, x, y, attacks_on(mixture, PGD(0.1)))
+    transferred = PGD(0.1)(model, x, y)
+    expected = mixture.expected_correct(transferred, y).double().mean().item()
+    assert result["first member"].accuracy == pytest.approx(expected)
+    assert result.eps == 0.1
 
 
 def test_wider_is_one_model_of_five(tiny: Dataset) -> None:

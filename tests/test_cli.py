@@ -55,8 +55,9 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert config["model"] == "cnn-digits"
 
     result = json_of(capsys, "evaluate", folder, "--attack", "fgsm,pgd-3", "--n", "50", "--weights", "best,last")
-    assert [o["attack"] for o in result["weights"]["best"]["outcomes"]] == ["clean", "fgsm", "pgd-3"]
-    assert result["weights"]["last"]["n"] == 50
+    best, last = result["evaluations"]
+    assert [o["attack"] for o in best["outcomes"]] == ["clean", "fgsm", "pgd-3"]
+    assert (best["weights"], last["weights"], last["n"], last["members"]) == ("best", "last", 50, 1)
     assert main(["evaluate", str(folder), "--attack", "cw", "--n", "50", "--quiet"]) == 0
     assert "cw" in capsys.readouterr().out
     kept = json.loads((folder / "results.json").read_text())["evaluations"]
@@ -76,6 +77,18 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
 
 
+def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(folder)]
+    assert main(["train", "mrboost", "--rounds", "2", *quick]) == 0
+    staged = json_of(capsys, "evaluate", folder, "--staged", "--attack", "fgsm", "--n", "40", "--quiet")
+    assert [e["members"] for e in staged["evaluations"]] == [1, 2]
+    first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--n", "40", "--quiet")
+    assert first["evaluations"][0]["outcomes"][1]["correct"] == staged["evaluations"][0]["outcomes"][1]["correct"]
+    assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
+    assert "Round by round" in (folder / "report.html").read_text()
+
+
 def test_the_command_is_installed_and_prints_help() -> None:
     for command in ([str(Path(sys.executable).parent / "mrboost")], [sys.executable, "-m", "mrboost"]):
         done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
@@ -93,7 +106,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == ["at", "at2", "at-mce"]
+    assert listed == list(mrboost.recipes.RECIPES)
     assert main(["recipes", "--show", "at-mce"]) == 0
     shown = capsys.readouterr().out
     assert "Learner(loss=margin_cross_entropy)" in shown
@@ -187,6 +200,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--attack", "pdg-20"], "unknown attack 'pdg-20': did you mean pgd-20"),
         (["--eps", "2"], "eps must be in (0, 1]"),
         (["--n", "0"], "n must be 1 to 355"),
+        (["--rounds", "2"], "rounds must be 1 to 1"),
         (["--n", "1000"], "n must be 1 to 355"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),
         (["--device", "cuda:7"], "device 'cuda:7'"),

@@ -178,6 +178,8 @@ def _evaluate_command(sub: Any) -> _Parser:
     p.add_argument("--n", type=int, metavar="N", help="test images, drawn evenly from the classes (default: all)")
     p.add_argument("--eps", type=_fraction, metavar="X", help="radius (default: that of the training)")
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: that of the training)")
+    p.add_argument("--rounds", type=int, metavar="T", help="only the first T members (default: all)")
+    p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
     p.add_argument("--weights", default="best", metavar="W", help="best (default), last, or best,last")
     p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
     _shared(p, quiet=True)
@@ -185,26 +187,31 @@ def _evaluate_command(sub: Any) -> _Parser:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    documents = {}
+    members = Run.open(options.target).rounds_done()
+    stages = range(1, members + 1) if options.staged else [options.rounds or members or 1]
+    documents = []
     for which in options.weights.split(","):
-        result = evaluate_run(
-            options.target,
-            options.attack.split(","),
-            which=which,
-            n=options.n,
-            eps=options.eps,
-            norm=options.norm,
-            batch_size=options.batch_size,
-            device=options.device,
-            data_dir=options.data_dir,
-            verify=options.verify,
-            progress=not options.quiet,
-        )
-        documents[which] = result.to_dict()
-        if not options.json:
-            print(f"{options.target}, {which} weights: {result}")
+        for rounds in stages:
+            result = evaluate_run(
+                options.target,
+                options.attack.split(","),
+                which=which,
+                rounds=rounds,
+                n=options.n,
+                eps=options.eps,
+                norm=options.norm,
+                batch_size=options.batch_size,
+                device=options.device,
+                data_dir=options.data_dir,
+                verify=options.verify,
+                progress=not options.quiet,
+            )
+            documents.append({"weights": which, "members": rounds, **result.to_dict()})
+            if not options.json:
+                of = f" of the first {rounds} of {members} members" if members > 1 else ""
+                print(f"{options.target}, {which} weights{of}: {result}")
     if options.json:
-        print(json.dumps({"run": options.target, "weights": documents}, indent=2))
+        print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))
 
 
 # report

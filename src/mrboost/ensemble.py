@@ -34,10 +34,15 @@ class _Members(nn.Module):
             raise InputError(f"weights must be finite, not negative and not all zero, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())
 
+    def first(self, count: int) -> Self:
+        """What it was after ``count`` rounds."""
+        part = type(self)(self.members[:count], self.weights[:count].tolist())
+        part.training = self.training
+        return part.to(self.weights.device)
+
     def staged(self) -> Iterator[Self]:
         """What it was after each round: the first member, the first two, and so on."""
-        for stage in range(1, len(self) + 1):
-            yield type(self)(self.members[:stage], self.weights[:stage].tolist())
+        return (self.first(count) for count in range(1, len(self) + 1))
 
     def __len__(self) -> int:
         return len(self.members)

@@ -71,6 +71,19 @@ def robustness_curves(curves: Mapping[str, Sequence[tuple[float, float]]], eps: 
     return _svg(figure)
 
 
+def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
+    """Accuracy of the ensemble after each boosting round, clean and attacked."""
+    figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %")
+    for color, (label, rows) in zip(_cycle(len(rounds)), rounds.items(), strict=True):
+        members = [row["round"] for row in rows]
+        for attack, style in (("clean", "--"), ("pgd-20", "-")):
+            values = [100 * row[attack]["accuracy"] for row in rows]
+            axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=f"{label}: {attack}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
 def margin_curves(margins: Mapping[str, Sequence[float]], eps: float) -> str:
     """The share of attacked images whose margin is at most m, against m."""
     figure, axes = _axes(f"Margins under attack, eps = {eps:g}", "margin m", "images with margin ≤ m, %")

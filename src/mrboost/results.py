@@ -45,6 +45,7 @@ def evaluate_run(
     attack: Sequence[str],
     *,
     which: str = "best",
+    rounds: int | None = None,
     n: int | None = None,
     eps: float | None = None,
     norm: str | None = None,
@@ -54,26 +55,33 @@ def evaluate_run(
     verify: bool = True,
     progress: bool = False,
 ) -> Evaluation:
-    """Evaluate a run on its test images and add the outcomes to its ``results.json``."""
+    """Evaluate a run on its test images and add the outcomes to its ``results.json``.
+
+    ``rounds`` takes the ensemble as it was after that many of them.
+    """
     run = Run.open(run_dir)
     eps, norm = eps or run.config["eps"], norm or run.config["norm"]
     resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
     model = load_model(run, which, device)
+    if rounds is not None:
+        if not 1 <= rounds <= len(model):
+            raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
+        model = model.first(rounds)
     test = draw(load_data(run, data_dir, verify=verify).test, n)
     result = evaluate(
         model, test.images(), test.y, attack, eps=eps, norm=norm, batch_size=batch_size, progress=progress
     )
-    _keep(run, which, result)
+    _keep(run, which, len(model), result)
     return result
 
 
-def _keep(run: Run, which: str, result: Evaluation) -> None:
-    """Merge by what was measured: weights, ball and number of images; a repeated attack replaces the older figure."""
-    new: dict[str, Any] = {"weights": which, **result.to_dict()}
+def _keep(run: Run, which: str, members: int, result: Evaluation) -> None:
+    """Merge by what was measured: weights, members, ball and images; a repeated attack replaces the older figure."""
+    new: dict[str, Any] = {"weights": which, "members": members, **result.to_dict()}
     results = run.results
     kept = []
     for old in results.get("evaluations", []):
-        if all(old[key] == new[key] for key in ("weights", "eps", "norm", "n")):
+        if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")):
             again = {outcome["attack"] for outcome in new["outcomes"]}
             new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])
         else:

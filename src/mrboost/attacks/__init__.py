@@ -3,6 +3,7 @@
 from .base import Attack, Classifier, attacked
 from .named import named
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
+from .transfer import Transfer
 
 __all__ = [
     "CW",
@@ -13,6 +14,7 @@ __all__ = [
     "FromClean",
     "Gaussian",
     "Start",
+    "Transfer",
     "Uniform",
     "ascend",
     "attacked",

@@ -1,0 +1,36 @@
+"""Attack one model with what fools another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrboost.attacks.base import Attack, Classifier
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Adversarial examples made on ``source``, whichever model they are then shown to."""
+
+    attack: Attack
+    source: Classifier
+
+    @property
+    def eps(self) -> float:
+        return self.attack.eps
+
+    @property
+    def norm(self) -> str:
+        return self.attack.norm
+
+    def __call__(
+        self,
+        model: Classifier,  # noqa: ARG002 — part of the protocol
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return self.attack(self.source, x, y, generator=generator)

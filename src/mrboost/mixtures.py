@@ -1,0 +1,21 @@
+"""Attacks on a randomised classifier, from the weakest to the honest one.
+
+Against a ``Mixture`` any attack raises the loss of the expected probabilities, since that is what ``Mixture.forward``
+returns: the paper's adaptive attack. The two weaker ones make its point: a defence that only they have been tried on
+has not been tested.
+"""
+
+from __future__ import annotations
+
+from .attacks import Attack, Transfer
+from .ensemble import Ensemble, Mixture
+
+
+def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
+    """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on the mean probabilities."""
+    logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
+    return {
+        "first member": Transfer(attack, mixture[0]),
+        "mean logits": Transfer(attack, logits),
+        "mean probabilities": attack,
+    }

@@ -1,0 +1,109 @@
+"""Learned weights for the members of an ensemble, beyond the paper's uniform ones.
+
+Given the members' logits on perturbed images, the margins of the ensemble are linear in its weights w:
+m_i(y') = Σ_j w_j (g_j(x_i)_{y_i} − g_j(x_i)_{y'}). So the weights of the largest minimum margin are a linear programme,
+and those of the least cross-entropy (a soft average of the margins) a convex one, both over the simplex.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from .attacks import Attack, attacked
+from .ensemble import Ensemble
+from .errors import InputError, unknown_name
+
+
+def learn_weights(
+    ensemble: Ensemble,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    *,
+    objective: Literal["minimum", "average"] = "average",
+    repeats: int = 3,
+) -> Ensemble:
+    """The same members with the weights that serve best on adversarial versions of ``x``.
+
+    Reweighting opens new weak spots, so the images are attacked anew with each set of weights, ``repeats`` times, and
+    all the perturbed images found so far count. ``objective``: "minimum" maximises the least margin (hopeless, and then
+    arbitrary, if one image is lost by all members), "average" minimises the cross-entropy.
+    """
+    solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
+    if objective not in solvers:
+        raise unknown_name("objective", objective, solvers)
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1, got {repeats}")
+    logits, learned = [], ensemble
+    for _ in range(repeats):
+        x_adv = attack(learned, x, y)
+        with attacked(ensemble), torch.no_grad():
+            logits.append(torch.stack([member(x_adv) for member in ensemble]).double().cpu().numpy())
+        weights = solvers[objective](np.concatenate(logits, axis=1), y.cpu().repeat(len(logits)).numpy())
+        learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
+    return learned
+
+
+def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: a linear programme."""
+    margins = _margins(logits, y)
+    members, rows = margins.shape
+    # Variables w_1 … w_T and the margin t: maximise t subject to t − Σ_j w_j m_j <= 0.
+    result = scipy.optimize.linprog(
+        c=np.r_[np.zeros(members), -1.0],
+        A_ub=np.c_[-margins.T, np.ones(rows)],
+        b_ub=np.zeros(rows),
+        A_eq=np.r_[np.ones(members), 0.0][None],
+        b_eq=[1.0],
+        bounds=[(0, None)] * members + [(None, None)],
+        method="highs",
+    )
+    assert result.success, result.message
+    return _on_simplex(result.x[:members])
+
+
+def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Weights on the simplex that minimise the mean cross-entropy of the weighted logits: convex."""
+    members = len(logits)
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        mixed = np.tensordot(weights, logits, axes=1)
+        mixed -= mixed.max(axis=1, keepdims=True)
+        probabilities = np.exp(mixed)
+        total = probabilities.sum(axis=1)
+        rows = np.arange(len(y))
+        error = probabilities / total[:, None]
+        error[rows, y] -= 1
+        value = (np.log(total) - mixed[rows, y]).mean()
+        return value, np.einsum("tnk,nk->t", logits, error) / len(y)
+
+    result = scipy.optimize.minimize(
+        loss,
+        np.full(members, 1 / members),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, 1)] * members,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones_like(w)},
+        options={"maxiter": 300, "ftol": 1e-12},
+    )
+    return _on_simplex(result.x)
+
+
+def _margins(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """True minus false logits of each member, ``(T, N (K − 1))``."""
+    members, images, classes = logits.shape
+    rows = np.arange(images)
+    false = np.ones((images, classes), dtype=bool)
+    false[rows, y] = False
+    gaps = logits[:, rows, y][:, :, None] - logits
+    return np.reshape(gaps[:, false], (members, -1))
+
+
+def _on_simplex(weights: np.ndarray) -> np.ndarray:
+    clipped = np.clip(weights, 0, None)
+    return np.asarray(clipped / clipped.sum())
