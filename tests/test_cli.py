@@ -114,6 +114,12 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "recipes", "--show", "at2")["objective"]["scale"] == 2.0
 
 
+def test_the_table_of_recipes_in_the_docs_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "--markdown"]) == 0
+    page = Path(__file__).parents[1] / "docs" / "recipes.md"
+    assert capsys.readouterr().out in page.read_text()
+
+
 def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     facts = json_of(capsys, "data", "digits")
     assert facts["shape"] == [1, 8, 8]

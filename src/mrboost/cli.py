@@ -20,7 +20,7 @@ import torch
 from . import __version__, data, models, recipes
 from .attacks.named import EXAMPLES
 from .boosting import boost
-from .config import Options
+from .config import Options, describe_parts
 from .errors import InputError
 from .evaluation import DEFAULT_ATTACKS, format_eps
 from .results import evaluate_run
@@ -250,24 +250,35 @@ def _report(options: argparse.Namespace) -> None:
 def _recipes_command(sub: Any) -> _Parser:
     p = _command(sub, "recipes", _recipes, "List the methods, or show how one is composed.")
     p.add_argument("--show", metavar="NAME", help="the parts, the formula and the reference of one recipe")
+    p.add_argument("--markdown", action="store_true", help="a table of how each is composed")
     p.add_argument("--json", action="store_true", help="print one JSON document")
     return p
 
 
 def _recipes(options: argparse.Namespace) -> None:
-    from .config import describe_parts
-
     chosen = [recipes.get(options.show)] if options.show else list(recipes.RECIPES.values())
     if options.json:
         described = [describe_parts(recipe) for recipe in chosen]
         print(json.dumps(described[0] if options.show else described, indent=2))
+    elif options.markdown:
+        print(_composition(chosen))
     elif options.show:
         for key, value in describe_parts(chosen[0]).items():
             if key != "part":
                 print(f"{key:<13} {_inline(value)}")
     else:
         for recipe in chosen:
-            print(f"{recipe.name:<10} {recipe.summary}")
+            print(f"{recipe.name:<22} {recipe.summary}")
+
+
+def _composition(chosen: Sequence[recipes.Recipe]) -> str:
+    parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
+    lines = [f"| recipe | {' | '.join(parts)} | reference |", "|---" * (len(parts) + 2) + "|"]
+    for recipe in chosen:
+        described = describe_parts(recipe)
+        cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
+        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {recipe.reference.split(',')[0]} |")
+    return "\n".join(lines)
 
 
 def _data_command(sub: Any) -> _Parser:

@@ -59,12 +59,15 @@ class Exp:
         step_size: the largest h of a move, up to 2, where it forgets where it stood; h is drawn anew each time from
             the two decades below.
         aggressive: count the learner among the victims.
+        reweight: weight the examples, as P_t does. Without it they count alike, and (y', δ) follow P_t given (x, y) as
+            well as a chain of this length can: then η may be large without a few examples taking the whole batch.
     """
 
     eta: float = 0.5
     steps: int = 10
     step_size: float = 2.0
     aggressive: bool = True
+    reweight: bool = True
 
     def __call__(
         self,
@@ -110,7 +113,8 @@ class Exp:
             "effective_share": len(x) / weight.square().sum(),  # of the batch: the effective sample size over its size
         }
         x_adv = torch.clamp(images(place.z), low, high)
-        return Sample(clean=x, x=x_adv, y=y, other=_draw(place.losses, generator), weight=weight, facts=facts)
+        other = _draw(place.losses, generator)
+        return Sample(clean=x, x=x_adv, y=y, other=other, weight=weight if self.reweight else None, facts=facts)
 
     def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A step for each chain, independent of where it stands: a mixture of kernels keeps what each of them keeps."""
