@@ -28,10 +28,8 @@ format: $(INSTALLED)
 clean:
 	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# torch goes first and by itself: asked for by a range, pip would fetch the CUDA build and its gigabytes.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mrboost needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

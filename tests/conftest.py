@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mrboost
-from mrboost.data import Dataset, Defaults, Split
+from mrboost.data import Batches, Dataset, Defaults, Split
 
 # The networks here are tiny: a second thread gains little, and when another process holds a core the two spend
 # their time waiting for each other.
@@ -31,6 +31,21 @@ def trained(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(trained: Path) -> mrboost.Ensemble:
     return mrboost.load(trained)
+
+
+@pytest.fixture(scope="session")
+def undefended(digits: Dataset) -> torch.nn.Module:
+    """An ordinary network on digits: accurate, and easy to fool."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = mrboost.models.build("cnn-digits", digits.shape, 10)
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(8):
+        for x, y in Batches(digits.train, 128).epoch():
+            optimizer.zero_grad()
+            mrboost.losses.cross_entropy(network(x), y).backward()
+            optimizer.step()
+    return network.eval()
 
 
 @pytest.fixture(scope="session")

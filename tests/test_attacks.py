@@ -214,6 +214,22 @@ def test_refuses_models_without_logits(bad, batch) -> None:
         PGD(0.1)(bad, *batch)
 
 
+def test_refuses_models_without_gradients(batch) -> None:
+    with pytest.raises(InputError, match="no gradient in its input"):
+        PGD(0.1)(lambda x: x.flatten(1)[:, :10].detach(), *batch)
+
+
+def test_a_model_with_noise_of_its_own_leaves_the_random_state(batch) -> None:
+    state = torch.get_rng_state()
+    PGD(0.1, steps=2)(lambda x: x.flatten(1)[:, :10] + torch.randn(10), *batch)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_attack_has_the_name_it_is_found_by() -> None:
+    for name in ("fgsm", "cw", "pgd-20", "pgd-mce-7", "pgd-margin-5"):
+        assert named(name, 0.1).name == name
+
+
 @pytest.mark.parametrize("arguments", [{"steps": 0}, {"restarts": 0}, {"step_size": 0.0}, {"step_size": -1.0}])
 def test_refuses_impossible_settings(arguments: dict) -> None:
     with pytest.raises(InputError, match=str(next(iter(arguments.values())))):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,7 +178,7 @@ def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "at-mec"], "unknown recipe 'at-mec': did you mean at-mce"),
         (["train", "at", "--data", "digit"], "unknown dataset 'digit': did you mean digits"),
         (["train", "at", "--model", "cnndigits"], "did you mean cnn-digits"),
-        (["train", "at", "--eps", "0"], "eps must be positive, got 0.0"),
+        (["train", "at", "--eps", "0"], "eps must be positive and finite, got 0.0"),
         (["train", "at", "--eps", "1.5"], "eps must be in (0, 1]"),
         (["train", "at", "--eps", "8/0"], "'8/0' is not a number or a fraction"),
         (["train", "at", "--epochs", "many"], "invalid int value: 'many'"),
@@ -185,7 +186,7 @@ def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "at", "--norm", "l2", "--eps", "0.5"], "unknown norm 'l2': did you mean L2"),
         (["train", "at", "--device", "tpu"], "device 'tpu' is not available"),
         (["train"], "give a RECIPE"),
-        (["trian", "at"], "invalid choice: 'trian'"),
+        (["trian", "at"], "unknown command 'trian': did you mean train?"),
         ([], "arguments are required: COMMAND"),
         (["evaluate", "nowhere"], "there is no run folder 'nowhere'"),
         (["report", "nowhere"], "there is no run folder 'nowhere'"),
@@ -208,6 +209,10 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--n", "0"], "n must be 1 to 355"),
         (["--rounds", "2"], "rounds must be 1 to 1"),
         (["--n", "1000"], "n must be 1 to 355"),
+        (["--eps", "0"], "eps must be positive and finite, got 0.0"),
+        (["--batch-size", "-1"], "batch_size must be at least 1, got -1"),
+        (["--norm", "L2"], "give --eps for norm 'L2'"),
+        (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),
         (["--device", "cuda:7"], "device 'cuda:7'"),
     ):
@@ -254,7 +259,11 @@ def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path, capsys: pytest.Cap
     [
         ("config.json", b"{", "is not valid JSON"),
         ("config.json", b"[]", "must hold a JSON object"),
-        ("config.json", b'{"format": 1}', "it lacks data"),
+        ("config.json", b'{"format": 1}', "it lacks recipe.name"),
+        ("config.json", b'{"format": 1, "recipe": {"name": "at", "summary": ""}, "data": 7}', "data is '7'"),
+        ("metrics.jsonl", b"5\n", "no epoch's metrics"),
+        ("results.json", b'{"evaluations": [{}]}', "it lacks weights"),
+        ("results.json", b'{"curve": 5}', "curve is not an object"),
         ("members/01.safetensors", b"\x80\x04not safetensors", "is not a whole safetensors file"),
         ("members/01.safetensors", b"", "is not a whole safetensors file"),
         ("results.json", b"\xff\xfe", "is not valid JSON"),
@@ -262,7 +271,77 @@ def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path, capsys: pytest.Cap
 )
 def test_damaged_runs_are_refused(run: Path, file: str, content: bytes, message: str, capsys) -> None:
     (run / file).write_bytes(content)
-    assert message in error_of(capsys, "evaluate", run, "--attack", "fgsm", "--n", "10", "--quiet")
+    command = ["train", "--resume", "--out", run] if file == "metrics.jsonl" else ["evaluate", run, "--attack", "fgsm"]
+    assert message in error_of(capsys, *command, "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", []), ("input", 3), ("rounds", "many"), ("eps", "a"), ("norm", None), ("data_dir", 7),
+        ("input.shape", [1, 8]), ("input.shape", [1, 8, 10**9]), ("input.classes", 10**9), ("input.classes", -1),
+    ],
+)  # fmt: skip
+def test_hostile_configurations_are_refused(run: Path, key: str, value: object, capsys) -> None:
+    config = json.loads((run / "config.json").read_text())
+    *path, last = key.split(".")
+    place = config
+    for part in path:
+        place = place[part]
+    place[last] = value
+    (run / "config.json").write_text(json.dumps(config))
+    assert "is not a run's configuration" in error_of(capsys, "evaluate", run)
+
+
+def test_a_checkpoint_of_something_else_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "members" / "01.safetensors").unlink()
+    facts = {"round": 1, "epoch": 3, "best_epoch": 1, "best_robust": 0.5}
+    write_tensors(run / "checkpoint" / "state.safetensors", {"learner.wrong": torch.zeros(2)}, facts)
+    assert "does not fit this run" in error_of(capsys, "train", "--resume", "--out", run, "--quiet")
+
+
+def test_other_training_images_are_noticed(tmp_path: Path, digits, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = replace(digits, train=mrboost.data.Split(1 - digits.train.x, digits.train.y))
+    mrboost.boost("at", changed, epochs=1, out=tmp_path / "run", device="cpu")
+    assert "are not those that the run" in error_of(capsys, "evaluate", tmp_path / "run")
+    assert "another configuration" in error_of(
+        capsys, "train", "at", "--epochs", "1", "--resume", "--out", tmp_path / "run", "--device", "cpu"
+    )
+
+
+def test_runs_on_tensors_say_how_to_evaluate_them(tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
+    assert "mrboost.evaluate(mrboost.load(run), x, y)" in error_of(capsys, "evaluate", tmp_path / "run")
+
+
+def test_schedule_average_and_clipping(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["--schedule", "one-cycle", "--ema", "0.9", "--clip", "1"]
+    quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(["train", "at", *parts, *quick]) == 0
+    recipe = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
+    assert (recipe["schedule"]["part"], recipe["ema"], recipe["clip"]) == ("OneCycle", 0.9, 1.0)
+    assert main(["train", "--resume", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert "recipe.ema: 0.9 -> None" in error_of(capsys, "train", "at", "--resume", *quick)
+    for wrong, message in (
+        (["--ema", "1.5"], "between 0 and 1, got 1.5"),
+        (["--clip", "0"], "got 0.0"),
+        (["--schedule", "onecycle"], "unknown schedule 'onecycle': did you mean one-cycle"),
+    ):
+        assert message in error_of(capsys, "train", "at", *wrong, "--out", tmp_path / "other")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    for shell in (f"{sys.executable} -m mrboost recipes | head -0", f"{sys.executable} -m mrboost recipes | true"):
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        assert done.returncode == 0
+
+
+def test_an_ascii_terminal_gets_its_text() -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "mrboost", "recipes", "--show", "at-mce"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"margin_cross_entropy" in done.stdout
 
 
 def test_weights_of_another_model_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost import InputError
-from mrboost.attacks import FGSM, PGD
+from mrboost.attacks import CW, FGSM, PGD
 from mrboost.evaluation import format_eps, robustness_curve, wilson_interval
 
 
@@ -30,10 +30,25 @@ def test_figures_equal_a_direct_computation(model, digits) -> None:
     assert [o.attack for o in result.outcomes] == ["clean", "fgsm"]
 
 
-def test_batch_size_does_not_change_deterministic_attacks(model, digits) -> None:
-    x, y = digits.test.images()[:40], digits.test.y[:40]
-    results = [mrboost.evaluate(model, x, y, "fgsm", eps=0.15, batch_size=size) for size in (1, 7, 40)]
-    assert len({result["fgsm"].correct for result in results}) == 1
+def test_several_attack_objects_are_told_apart(model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    result = mrboost.evaluate(model, x, y, [FGSM(0.1), CW(0.2), PGD(0.1, steps=3), PGD(0.3, steps=3)])
+    assert [o.attack for o in result.outcomes] == ["clean", "fgsm", "cw", "pgd-3", "pgd-3 (4)"]
+    assert result.eps is None
+    assert "several balls" in str(result)
+
+
+def test_the_batch_size_changes_nothing(model, digits) -> None:
+    """Random starts belong to the image, not to its place in a batch."""
+    x, y = digits.test.images()[:60], digits.test.y[:60]
+    attacks = {"pgd": PGD(0.15, steps=3), "l2": PGD(1.0, "L2", steps=3), "restarts": PGD(0.15, steps=2, restarts=3)}
+    results = [mrboost.evaluate(model, x, y, attacks, batch_size=size) for size in (1, 7, 60)]
+    for name in attacks:
+        margins = [result[name].margin for result in results]
+        assert margins == pytest.approx([margins[0]] * 3, abs=1e-4)
+        assert len({result[name].correct for result in results}) == 1
+    with pytest.raises(InputError, match="at least 1, got -1"):
+        mrboost.evaluate(model, x, y, attacks, batch_size=-1)
 
 
 def test_takes_names_objects_mappings_and_arrays(model, batch) -> None:
@@ -41,8 +56,12 @@ def test_takes_names_objects_mappings_and_arrays(model, batch) -> None:
     one = mrboost.evaluate(model, x, y, "pgd-3", eps=0.1)
     two = mrboost.evaluate(model, x.numpy(), y.numpy(), PGD(0.1, steps=3))
     three = mrboost.evaluate(model, x, y, {"mine": PGD(0.1, steps=3)})
-    assert one["pgd-3"].correct == two["pgd"].correct == three["mine"].correct
+    assert one["pgd-3"].correct == two["pgd-3"].correct == three["mine"].correct
     assert two.eps == 0.1
+    wide = mrboost.evaluate(model, x.double().numpy(), y.numpy().astype("uint8"), "pgd-3", eps=0.1)
+    assert wide["pgd-3"].correct == one["pgd-3"].correct
+    plain = mrboost.evaluate(model, x, y, lambda model, x, y: x)
+    assert plain.outcomes[1].correct == plain["clean"].correct
     with pytest.raises(KeyError, match="only clean, mine"):
         three["theirs"]
 
@@ -129,8 +148,9 @@ def test_refuses_bad_data(change, message: str, model, batch) -> None:
 
 
 def test_refuses_what_is_not_an_attack(model, batch) -> None:
-    with pytest.raises(InputError, match="got 3"):
-        mrboost.evaluate(model, *batch, [3])
+    for bad in ([3], 3, None, {"mine": 3}):
+        with pytest.raises(InputError, match=r"callable attack\(model, x, y\), got"):
+            mrboost.evaluate(model, *batch, bad)
     with pytest.raises(InputError, match="unknown attack 'pdg-20': did you mean pgd-20"):
         mrboost.evaluate(model, *batch, "pdg-20")
 

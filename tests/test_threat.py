@@ -68,7 +68,8 @@ def test_step_is_steepest(norm, size: float, scale: float, seed: int) -> None:
 
 @pytest.mark.parametrize("norm", [Linf, L2])
 def test_a_zero_gradient_gives_no_step(norm) -> None:
-    assert torch.equal(norm(0.1).step(torch.zeros(2, 3), 0.5), torch.zeros(2, 3))
+    for size in (0.5, 50.0):
+        assert torch.equal(norm(0.1).step(torch.zeros(2, 3), size), torch.zeros(2, 3))
 
 
 def test_the_l2_draw_fills_the_ball_uniformly() -> None:
@@ -82,9 +83,10 @@ def test_the_l2_draw_fills_the_ball_uniformly() -> None:
 @pytest.mark.parametrize(
     ("norm", "eps", "message"),
     [
-        ("Linf", 0.0, "must be positive, got 0.0"),
-        ("Linf", -0.1, "must be positive, got -0.1"),
-        ("Linf", float("nan"), "must be positive, got nan"),
+        ("Linf", 0.0, "must be positive and finite, got 0.0"),
+        ("Linf", -0.1, "must be positive and finite, got -0.1"),
+        ("Linf", float("nan"), "must be positive and finite, got nan"),
+        ("L2", float("inf"), "positive and finite, got inf"),
         ("Linf", 8.0, r"\(0, 1\].*8.0.*divide by 255"),
         ("linf", 0.1, "unknown norm 'linf': did you mean Linf"),
     ],

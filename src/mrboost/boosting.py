@@ -16,7 +16,7 @@ from . import data as datasets
 from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
-from .data import Augment, Dataset, Split, hold_out
+from .data import Dataset, Split, hold_out
 from .devices import make_fabric
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
@@ -65,14 +65,13 @@ def boost(
         run = (runs.Run.resume if resume else runs.Run.create)(out, description)
     with run.locked() if run is not None else nullcontext():
         members = _rounds(config, dataset, fabric, run, progress)
-    return recipe.combine(members).requires_grad_(False).eval()
+    return recipe.combine(members).requires_grad_(False).eval().to(fabric.device)
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
     train, held_out = dataset.train, dataset.test
     if config.select_on == "validation":
         train, held_out = hold_out(dataset.train, config.validation, derive(config.seed, "hold out"))
-    augment = Augment(dataset.defaults.padding, dataset.defaults.flip)
     members: list[nn.Module] = []
     if run is not None:
         members = [run.load_member(i).to(fabric.device) for i in range(1, run.rounds_done() + 1)]
@@ -80,7 +79,7 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, members)
         fitted = fit(
-            learner, members, train, held_out, config, fabric=fabric, augment=augment, round_=round_, run=run,
+            learner, members, train, held_out, config, fabric=fabric, augment=config.augment, round_=round_, run=run,
             progress=progress,
         )  # fmt: skip
         if run is not None:
@@ -125,7 +124,7 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
 def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
     """Refuse a model that does not give one logit per class, before an epoch is spent on it."""
     with attacked(learner), torch.no_grad():
-        logits = learner(dataset.train[:2].images())
+        logits = learner(dataset.train[:2].images().cpu())
     if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(

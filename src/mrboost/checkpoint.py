@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from .errors import InputError
 from .runs import Run
 from .storage import State
 
@@ -52,16 +54,21 @@ class Progress:
     def restore(self, run: Run, round_: int) -> None:
         """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
         checkpoint = run.load_checkpoint()
-        if checkpoint is None or checkpoint[1]["round"] != round_:
+        if checkpoint is None or checkpoint[1].get("round") != round_:
             run.rewind_metrics(round_, 0)
             return
         tensors, facts = checkpoint
-        self.epoch, self.best_epoch, self.best_robust = (
-            facts["epoch"],
-            facts["best_epoch"],
-            facts["best_robust"],
-        )
+        try:
+            self._put_back(tensors, facts)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): train anew"
+            ) from None
         run.rewind_metrics(round_, self.epoch)
+
+    def _put_back(self, tensors: State, facts: dict[str, Any]) -> None:
+        self.epoch, self.best_epoch, self.best_robust = facts["epoch"], facts["best_epoch"], facts["best_robust"]
         self.learner.load_state_dict(_part(tensors, "learner"))
         if self.average is not None:
             self.average.load_state_dict(_part(tensors, "average"))

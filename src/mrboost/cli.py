@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,16 +23,20 @@ from . import __version__, data, models, recipes
 from .attacks.named import EXAMPLES
 from .boosting import boost
 from .config import Options, describe_parts
-from .errors import InputError
+from .errors import InputError, unknown_name
 from .evaluation import DEFAULT_ATTACKS, format_eps
 from .results import evaluate_run
-from .runs import Run
+from .runs import Run, check_kind
+from .schedules import SCHEDULES
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse with one-line errors that suggest what was meant."""
 
     def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message and self._subparsers is not None:
+            chosen, names = message.split("'")[1], self._subparsers._group_actions[0].choices or ()
+            raise unknown_name("command", chosen, names, hint=f"see {self.prog} --help")
         raise InputError(f"{message} (see {self.prog} --help)")
 
     def suggest(self, unknown: str) -> str:
@@ -41,11 +47,16 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 2 for the user's mistakes, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone still gets its table
     try:
         options = _parse(arguments)
         for module in getattr(options, "imports", ()):
             _import(module)
         options.run(options)
+    except BrokenPipeError:  # the reader, head say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
         print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -103,6 +114,9 @@ def _train_command(sub: Any) -> _Parser:
     p.add_argument("--step-size", type=_fraction, metavar="X", help="step of the training attack (default: eps/4)")
     p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
+    p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
+    p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
+    p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
     p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
     p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
     p.add_argument(
@@ -122,10 +136,10 @@ def _train(options: argparse.Namespace) -> None:
         if not (options.resume and options.out):
             raise InputError("give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)")
         config = Run.open(options.out).config
-        name, source = config["recipe"]["name"], source or config["data"]
-        data_dir = data_dir or config.get("data_dir")
-        said = {key: config[key] for key in Options.__annotations__} | said
-    recipe, source = recipes.get(name), source or "digits"
+        name, source = config["recipe"]["name"], config["data"] if source is None else source
+        data_dir = config.get("data_dir") if data_dir is None else data_dir
+        said = _as_said(config) | said
+    recipe, source = recipes.get(name), "digits" if source is None else source
     out = options.out or Path("runs") / f"{_slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     boost(
         recipe, source, out=out, resume=options.resume, device=options.device, data_dir=data_dir,
@@ -146,6 +160,16 @@ def _train(options: argparse.Namespace) -> None:
                 f"pgd-20 {epoch['robust']:.2%}"
             )
     print(f"next: mrboost evaluate {out}  and  mrboost report {out}")
+
+
+def _as_said(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that give this configuration again."""
+    schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
+    parts = {key: config["recipe"].get(key) for key in ("ema", "clip")}
+    parts["schedule"] = schedules.get(json.dumps(config["recipe"].get("schedule")))
+    return {
+        key: value for key, value in (config | parts).items() if key in Options.__annotations__ and value is not None
+    }
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -189,8 +213,14 @@ def _evaluate_command(sub: Any) -> _Parser:
 def _evaluate(options: argparse.Namespace) -> None:
     members = Run.open(options.target).rounds_done()
     stages = range(1, members + 1) if options.staged else [options.rounds or members or 1]
-    documents = []
-    for which in options.weights.split(","):
+    documents: list[dict[str, Any]] = []
+    kinds = options.weights.split(",")
+    for which in kinds:
+        check_kind(which)
+    planned = Run.open(options.target).config["rounds"]
+    if 0 < members < planned:
+        print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
+    for which in kinds:
         for rounds in stages:
             result = evaluate_run(
                 options.target,
@@ -292,6 +322,8 @@ def _data_command(sub: Any) -> _Parser:
 def _data(options: argparse.Namespace) -> None:
     names = [options.name] if options.name else data.names()
     described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
+    if options.name and options.name.startswith("folder:") and described[0]["found"] is None:
+        raise InputError(f"{options.name} does not exist: {described[0]['remedy']}")
     if options.json:
         print(json.dumps(described[0] if options.name else described, indent=2))
         return
@@ -345,11 +377,12 @@ def _fraction(text: str) -> float:
 
 
 def _import(module: str) -> None:
+    name = module.removesuffix(".py")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(f"cannot import {module!r} ({error}): run from the folder of {module}.py") from None
+        importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"cannot import {module!r} ({error}): run from the folder of {name}.py") from None
     finally:
         sys.path.pop(0)
 

@@ -6,14 +6,16 @@ Where the data lie and which device computes are not part of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 from . import models
 from .attacks import PGD
-from .data import Dataset
+from .data import Augment, Dataset
 from .errors import InputError, unknown_name
 from .recipes import Recipe
+from .schedules import SCHEDULES
 from .threat import ball
 
 SelectOn = Literal["validation", "test"]
@@ -38,13 +40,15 @@ class Config:
     validation: int
     select_on: SelectOn
     precision: Precision
+    augment: Augment
 
     def __post_init__(self) -> None:
         models.check(self.model)
         ball(self.norm, self.eps)
-        for name in ("rounds", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("rounds", "epochs", "batch_size", "validation"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("lr", "step_size"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)}")
@@ -90,6 +94,9 @@ class Options(TypedDict, total=False):
     validation: int | None
     select_on: SelectOn
     precision: Precision
+    schedule: str | None
+    ema: float | None
+    clip: float | None
 
 
 def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
@@ -98,6 +105,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     unknown = said.keys() - Options.__annotations__.keys()
     if unknown:
         raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
+    recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
@@ -110,9 +118,10 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
         "seed": 0,
-        "validation": min(1000, len(dataset.train) // 10),
+        "validation": max(1, min(1000, len(dataset.train) // 10)),
         "select_on": "validation",
         "precision": "auto",
+        "augment": Augment(defaults.padding, defaults.flip),
     } | said
     # The data's own step belongs to its own radius; another radius scales it.
     filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
@@ -123,14 +132,31 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     return config
 
 
+def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
+    """The recipe with the parts that the caller asked for, which are taken out of what was said."""
+    parts = {name: said.pop(name) for name in ("schedule", "ema", "clip") if name in said}
+    if isinstance(name := parts.get("schedule"), str):
+        if name not in SCHEDULES:
+            raise unknown_name("schedule", name, SCHEDULES)
+        parts["schedule"] = SCHEDULES[name]
+    if not 0 < parts.get("ema", 0.5) < 1:
+        raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual")
+    if not parts.get("clip", 1.0) > 0:
+        raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
+    return replace(recipe, **parts)
+
+
 def describe_parts(value: object) -> Any:
     """A tree of frozen dataclasses as JSON values: each part by its class, each function by its name."""
     if is_dataclass(value) and not isinstance(value, type):
         return {"part": type(value).__name__} | {f.name: describe_parts(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple | list):
         return [describe_parts(item) for item in value]
+    if isinstance(value, partial):
+        bound = [repr(item) for item in value.args] + [f"{key}={item!r}" for key, item in value.keywords.items()]
+        return f"{describe_parts(value.func)}({', '.join(bound)})"
     if callable(value):
-        return getattr(value, "__name__", repr(value))
+        return getattr(value, "__name__", type(value).__name__)
     return value
 
 

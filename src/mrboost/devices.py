@@ -14,7 +14,7 @@ def make_fabric(device: str = "auto", precision: str = "auto") -> Fabric:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(kind, False) or (index and not index.isdecimal()):
+    if not available.get(kind, False) or (index and not (kind == "cuda" and index.isdecimal())):
         usable = [name for name, there in available.items() if there]
         raise InputError(f"device {device!r} is not available here: use auto or {' or '.join(usable)}")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
@@ -31,3 +31,12 @@ def device_of(model: object) -> torch.device:
         for tensor in (*model.parameters(), *model.buffers()):
             return tensor.device
     return torch.device("cpu")
+
+
+def dtype_of(model: object, otherwise: torch.dtype) -> torch.dtype:
+    """The floating-point type that a model computes in, by its first weight."""
+    if isinstance(model, torch.nn.Module):
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype
+    return otherwise

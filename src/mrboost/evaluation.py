@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from .attacks import Attack, Classifier, attacked, named
 from .attacks.base import check_batch, check_logits
 from .data import Split
-from .devices import device_of
+from .devices import device_of, dtype_of
 from .ensemble import Mixture
 from .errors import InputError
 from .losses import margin
@@ -50,10 +51,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcomes of several attacks on the same images."""
+    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where the attacks differ."""
 
-    eps: float
-    norm: str
+    eps: float | None
+    norm: str | None
     n: int
     outcomes: tuple[Outcome, ...]
 
@@ -64,7 +65,8 @@ class Evaluation:
         raise KeyError(f"{attack!r} was not evaluated, only {', '.join(o.attack for o in self.outcomes)}")
 
     def __str__(self) -> str:
-        head = f"{self.n} images, {self.norm} eps = {format_eps(self.eps)}"
+        ball = "several balls" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
+        head = f"{self.n} images, {ball}"
         lines = [
             head,
             f"{'attack':<14}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}",
@@ -109,38 +111,49 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["pgd-20", "cw"], eps=0.1))  # doctest: +SKIP
     """
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x, y = _tensors(x, y)
     check_batch(x, y)
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}: leave it out to have it chosen")
     device = device_of(model)
     with attacked(model):
-        check_logits(model, x[:1].to(device), y.to(device))
+        check_logits(model, x[:1].to(device, dtype_of(model, x.dtype)), y.to(device))
     attacks = resolve_attacks(attack, eps, norm)
     outcomes = []
     with tqdm(total=len(x) * (len(attacks) + 1), unit="image", disable=None if progress else True) as bar:
         for label, one in ({"clean": None} | attacks).items():
             bar.set_description(label)
             outcomes.append(_outcome(label, model, x, y, one, batch_size, bar.update))
-    balls = [(one.eps, one.norm) for one in attacks.values()]
-    ball = balls[0] if balls and len(set(balls)) == 1 else (eps, norm)
-    return Evaluation(ball[0], ball[1], len(x), tuple(outcomes))
+    balls = {(getattr(one, "eps", None), getattr(one, "norm", None)) for one in attacks.values()} or {(eps, norm)}
+    common = balls.pop() if len(balls) == 1 else (None, None)
+    return Evaluation(common[0], common[1], len(x), tuple(outcomes))
 
 
 def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
     """Attacks by label, whatever form they were given in; ``clean`` is left out, it is always there."""
-    if isinstance(attack, Mapping):
-        return dict(attack)
-    several = [attack] if isinstance(attack, str) or callable(attack) else list(attack)
-    found: dict[str, Attack] = {}
-    for item in several:
-        if isinstance(item, str):
-            if item != "clean":
-                found[item] = named(item, eps, norm)
-        elif callable(item):
-            label = type(item).__name__.lower()
-            found[label if label not in found else f"{label}-{len(found) + 1}"] = item
-        else:
-            raise InputError(f"an attack is a name or a callable attack(model, x, y), got {item!r}")
+    found: dict[str, Attack] = dict(attack) if isinstance(attack, Mapping) else {}
+    if not isinstance(attack, Mapping):
+        for item in [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack:
+            if item == "clean":
+                continue
+            one = named(item, eps, norm) if isinstance(item, str) else item
+            label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
+            if label in found and found[label] != one:
+                label = f"{label} ({len(found) + 1})"
+            found[label] = one
+    for label, one in found.items():
+        if not callable(one):
+            raise InputError(f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}")
     return found
+
+
+def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+    """Arrays as tensors, integer labels of any width as int64; tensors as they are."""
+    images = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    if isinstance(y, Tensor):
+        return images, y
+    labels = np.array(y)
+    return images, torch.from_numpy(labels.astype(np.int64) if labels.dtype.kind in "iu" else labels)
 
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
@@ -202,7 +215,7 @@ def _outcome(
     correct_parts, margin_parts = [], []
     for images, logits, labels in _attacked(model, x, y, attack, batch_size):
         correct_parts.append(_is_correct(model, images, logits, labels))
-        margin_parts.append(-margin(logits, labels, reduction="none").double().cpu())
+        margin_parts.append(-margin(logits, labels, reduction="none").cpu().double())
         tell(len(labels))
     correct, margins, y = torch.cat(correct_parts), torch.cat(margin_parts), y.cpu()
     classes = range(int(y.max()) + 1)
@@ -226,7 +239,7 @@ def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tenso
     """Whether each image is classified correctly; for a randomised classifier, with which probability."""
     if isinstance(model, Mixture):
         with attacked(model), torch.no_grad():
-            return model.expected_correct(images, labels).double().cpu()
+            return model.expected_correct(images, labels).cpu().double()
     return (logits.argmax(dim=1) == labels).cpu()
 
 
@@ -234,12 +247,12 @@ def _attacked(
     model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels."""
-    device = device_of(model)
+    device, dtype = device_of(model), dtype_of(model, x.dtype)
     size = min(len(x), batch_size or max(16, min(1024, 2**20 // x[0].numel())))
     position = 0
     while position < len(x):
         part = slice(position, position + size)
-        images, labels = x[part].to(device), y[part].to(device)
+        images, labels = x[part].to(device, dtype), y[part].to(device)
         try:
             if attack is not None:
                 images = attack(model, images, labels)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ class Exp:
             well as a chain of this length can: then η may be large without a few examples taking the whole batch.
     """
 
+    joint: ClassVar[bool] = True
     eta: float = 0.5
     steps: int = 10
     step_size: float = 2.0

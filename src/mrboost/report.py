@@ -95,6 +95,8 @@ def write_report(
     if plots_dir is not None:
         files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
     for path, text in files.items():
+        if path.is_dir():
+            raise InputError(f"cannot write {str(path)!r}: it is a folder: name a file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
@@ -111,7 +113,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -> dict[str, Any]:
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
-    wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test)}
+    wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
     kept = run.results.get("curve", {})
     if all(kept.get(key) == value for key, value in wanted.items()):
         return dict(kept)

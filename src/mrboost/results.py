@@ -17,12 +17,19 @@ from .runs import Run, load
 
 def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
     """The data that a run was trained on, checked to be of the same shape."""
-    dataset = datasets.load(run.config["data"], data_dir or run.config.get("data_dir"), verify=verify)
-    expected = run.config["input"]
-    if list(dataset.shape) != expected["shape"] or dataset.num_classes != expected["classes"]:
+    name, place = run.config["data"], data_dir or run.config.get("data_dir")
+    if name.startswith("folder:") and data_dir is not None:
+        name = f"folder:{Path(data_dir) / Path(name).name}"
+    elif not name.startswith("folder:") and name not in datasets.names():
         raise InputError(
-            f"{run.config['data']} now has images {dataset.shape} of {dataset.num_classes} classes, the run in "
-            f"{str(run.folder)!r} was trained on {tuple(expected['shape'])} of {expected['classes']}: check --data-dir"
+            f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only its maker has: use "
+            "mrboost.evaluate(mrboost.load(run), x, y)"
+        )
+    dataset = datasets.load(name, place, verify=verify)
+    if dataset.fingerprint() != run.config["input"]["fingerprint"]:
+        raise InputError(
+            f"the training images of {name} are not those that the run in {str(run.folder)!r} was trained on: check "
+            "--data-dir, or use mrboost.evaluate for other images"
         )
     return dataset
 
@@ -60,7 +67,10 @@ def evaluate_run(
     ``rounds`` takes the ensemble as it was after that many of them.
     """
     run = Run.open(run_dir)
-    eps, norm = eps or run.config["eps"], norm or run.config["norm"]
+    norm = run.config["norm"] if norm is None else norm
+    if eps is None and norm != run.config["norm"]:
+        raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
+    eps = run.config["eps"] if eps is None else eps
     resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
     model = load_model(run, which, device)
     if rounds is not None:

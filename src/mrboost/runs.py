@@ -15,6 +15,7 @@ lines beyond the checkpoint are dropped on resume.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -30,9 +31,11 @@ from .config import Config, differences
 from .data import Dataset
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
+from .schema import FORMAT, check_config, check_results
+from .seeds import global_stream
 from .storage import State, read_json, read_tensors, replace_file, write_json, write_tensors
 
-FORMAT = 1
+_METRICS = {"round", "epoch", "loss", "train_robust", "clean", "robust", "seconds"}
 _KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
 
 
@@ -53,11 +56,7 @@ class Run:
         if not path.is_file():
             raise InputError(f"{str(folder)!r} is not a run folder: it has no config.json")
         config = read_json(path)
-        missing = {"format", "recipe", "data", "model", "rounds", "eps", "input"} - config.keys()
-        if missing:
-            raise InputError(f"{path} is not a run's configuration: it lacks {', '.join(sorted(missing))}")
-        if config["format"] != FORMAT:
-            raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
+        check_config(config, path)
         return cls(folder, config)
 
     @classmethod
@@ -68,11 +67,11 @@ class Run:
             raise InputError(
                 f"{str(folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
             )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and _is_new(folder)):
             raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
         try:
-            (folder / "members").mkdir(parents=True, exist_ok=True)
-            (folder / "checkpoint").mkdir(exist_ok=True)
+            for part in ("members", "checkpoint"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
             write_json(folder / "config.json", {"format": FORMAT, **description})
         except OSError as error:
             raise InputError(
@@ -133,7 +132,7 @@ class Run:
     # Metrics
 
     def log(self, row: Mapping[str, Any]) -> None:
-        with (self.folder / "metrics.jsonl").open("a") as file:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -143,11 +142,16 @@ class Run:
         if not path.exists():
             return []
         rows = []
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+                row = json.loads(line)
+            except ValueError:
                 break  # the line that a crash cut short is the last one
+            if not isinstance(row, dict) or not row.keys() >= _METRICS:
+                raise InputError(
+                    f"{path} holds a line that is no epoch's metrics ({str(row)[:60]}): restore it from a copy"
+                )
+            rows.append(row)
         return rows
 
     def rewind_metrics(self, round_: int, epoch: int) -> None:
@@ -168,10 +172,18 @@ class Run:
             done += 1
         return done
 
+    def fingerprint(self) -> str:
+        """A short name for the best weights that are there now."""
+        digest = hashlib.blake2b(digest_size=8)
+        for round_ in range(1, self.rounds_done() + 1):
+            digest.update(self._member(round_, "best").read_bytes())
+        return digest.hexdigest()
+
     def new_model(self) -> nn.Module:
         """A fresh model of the run's architecture."""
         shape, classes = self.config["input"]["shape"], self.config["input"]["classes"]
-        return models.build(self.config["model"], tuple(shape), int(classes))
+        with global_stream(0, torch.device("cpu")):  # its random weights are about to be replaced
+            return models.build(self.config["model"], tuple(shape), classes)
 
     def load_member(self, round_: int, which: str = "best") -> nn.Module:
         path = self._member(round_, which)
@@ -186,8 +198,7 @@ class Run:
         return model.eval()
 
     def _member(self, round_: int, which: str) -> Path:
-        if which not in _KINDS:
-            raise InputError(f"weights must be 'best' or 'last', got {which!r}")
+        check_kind(which)
         return self.folder / "members" / _KINDS[which].format(round_)
 
     # Results
@@ -195,7 +206,9 @@ class Run:
     @property
     def results(self) -> dict[str, Any]:
         path = self.folder / "results.json"
-        return read_json(path) if path.exists() else {}
+        results = read_json(path) if path.exists() else {}
+        check_results(results, path)
+        return results
 
     def save_results(self, results: Mapping[str, Any]) -> None:
         write_json(self.folder / "results.json", results)
@@ -227,3 +240,15 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
         },
         "versions": {"mrboost": __version__, "torch": torch.__version__},
     }
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether a folder is empty but for what a crash before its config.json leaves."""
+    return all(path.name in ("members", "checkpoint", ".config.json.tmp") for path in folder.iterdir()) and not any(
+        path.is_file() for part in ("members", "checkpoint") for path in (folder / part).glob("*")
+    )
+
+
+def check_kind(which: str) -> None:
+    if which not in _KINDS:
+        raise InputError(f"weights must be 'best' or 'last', got {which!r}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ class Sample:
 
 
 class Sampler(Protocol):
+    joint: ClassVar[bool]
+    """Whether learners train as parts of an ensemble, and so are judged by it, or each for itself."""
+
     def __call__(
         self,
         attack: PGD,
@@ -73,6 +76,7 @@ def false_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
 class Learner:
     """Plain adversarial training: raise ``loss`` of the learner alone, whatever came before it."""
 
+    joint: ClassVar[bool] = False
     loss: Loss = cross_entropy
 
     def __call__(
@@ -91,6 +95,7 @@ class Learner:
 class Past:
     """Pinot et al. 2020: the learner trains on the adversarial examples of its predecessors."""
 
+    joint: ClassVar[bool] = True
     loss: Loss = cross_entropy
 
     def __call__(
@@ -109,6 +114,7 @@ class Past:
 class All:
     """One perturbation against all false labels at once; with the cross-entropy, RobBoost's adversary."""
 
+    joint: ClassVar[bool] = True
     loss: Loss = margin_cross_entropy
     aggressive: bool = True
 
@@ -129,6 +135,7 @@ class All:
 class Rnd:
     """A uniformly random false label, and the perturbation that is worst for it."""
 
+    joint: ClassVar[bool] = True
     aggressive: bool = True
 
     def __call__(
@@ -159,6 +166,7 @@ class Max:
     log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without trying the labels one by one.
     """
 
+    joint: ClassVar[bool] = True
     aggressive: bool = True
 
     def __call__(

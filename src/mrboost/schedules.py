@@ -29,3 +29,6 @@ class OneCycle:
 
     def __call__(self, progress: float) -> float:
         return progress / self.warmup if progress < self.warmup else (1 - progress) / (1 - self.warmup)
+
+
+SCHEDULES: dict[str, Schedule] = {"piecewise": Piecewise(), "one-cycle": OneCycle()}

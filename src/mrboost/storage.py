@@ -19,7 +19,8 @@ State = dict[str, Tensor]
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and JSON facts in one safetensors file, replaced in one step."""
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Cloned: safetensors refuses tensors that share memory, as tied weights do.
+    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     replace_file(path, safetensors.torch.save(contiguous, {"facts": json.dumps(facts)}))
 
 
@@ -38,7 +39,7 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
     if not isinstance(value, dict):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, unknown_name
+from .seeds import Randomness, random_like
 
 
 class Threat(Protocol):
@@ -30,7 +31,7 @@ class Threat(Protocol):
     @property
     def eps(self) -> float: ...
 
-    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         """A perturbation (not an image) drawn uniformly from the ball, before the box."""
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
@@ -49,8 +50,8 @@ class Linf:
 
     eps: float
 
-    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return _random(torch.rand, x, generator).mul_(2).sub_(1).mul_(self.eps)
+    def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
+        return random_like(torch.rand, x, source).mul_(2).sub_(1).mul_(self.eps)
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
         return gradient.sign() * size
@@ -68,10 +69,10 @@ class L2:
 
     eps: float
 
-    def uniform(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        direction = _random(torch.randn, x, generator)
+    def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
+        direction = random_like(torch.randn, x, source)
         # The volume within radius r grows as r^d, so r = u^(1/d) is uniform over the ball.
-        radius = _random(torch.rand, x[(slice(None),) + (slice(1),) * (x.ndim - 1)], generator)
+        radius = random_like(torch.rand, x[(slice(None),) + (slice(1),) * (x.ndim - 1)], source)
         return self.step(direction, self.eps) * radius ** (1 / x[0].numel())
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
@@ -79,7 +80,7 @@ class L2:
         tiny = torch.finfo(gradient.dtype).tiny
         largest = gradient.flatten(1).abs().amax(dim=1).view(-1, *[1] * (gradient.ndim - 1))
         scaled = gradient / largest.clamp_(min=tiny)
-        return scaled * (size / _norms(scaled).clamp_(min=tiny))
+        return scaled / _norms(scaled).clamp_(min=tiny) * size
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         delta = x_adv - x
@@ -97,8 +98,8 @@ def ball(norm: str, eps: float) -> Threat:
     """The threat model named ``norm`` ("Linf" or "L2") with radius ``eps``."""
     if norm not in _NORMS:
         raise unknown_name("norm", str(norm), _NORMS)
-    if not eps > 0:
-        raise InputError(f"eps must be positive, got {eps!r}: for images in [0, 1] a usual value is 8/255")
+    if not 0 < eps < float("inf"):
+        raise InputError(f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value is 8/255")
     if norm == "Linf" and eps > 1:
         raise InputError(
             f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it counts grey levels"
@@ -109,7 +110,3 @@ def ball(norm: str, eps: float) -> Threat:
 def _norms(delta: Tensor) -> Tensor:
     """Euclidean norm of each example, shaped to broadcast against the batch."""
     return delta.flatten(1).square().sum(dim=1).sqrt().view(-1, *[1] * (delta.ndim - 1))
-
-
-def _random(draw: Callable[..., Tensor], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return draw(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -55,7 +55,8 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
-    The best epoch is the one after which the ensemble of ``past`` and learner is most robust on ``held_out``.
+    The best epoch is the one after which the ensemble of ``past`` and learner is most robust on ``held_out``; where the
+    sampler ignores the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = _begin(learner, config, fabric)
@@ -79,8 +80,8 @@ def fit(
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             with fabric.autocast():
-                ensemble = config.recipe.combine([*past, state.kept])
-                clean, robust = accuracies(ensemble, held_out, config.attack(VALIDATION_STEPS))
+                judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
+                clean, robust = accuracies(judged, held_out, config.attack(VALIDATION_STEPS))
             state.score(robust)
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:

@@ -48,14 +48,11 @@ def attacked(*models: Classifier) -> Iterator[None]:
         yield
 
 
-def generator_for(device: torch.device, seed: int | None) -> torch.Generator:
-    """A random stream of its own on the device, so that the global one stays untouched."""
-    generator = torch.Generator(device=device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+@contextmanager
+def keep_random_state(device: torch.device) -> Iterator[None]:
+    """A model that draws random numbers of its own moves the global state within; after it, it is as before."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, margin
+from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, ball
 
-from .base import Classifier, attacked, check_batch, check_logits, generator_for
+from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -34,14 +35,14 @@ Objective = Callable[[Tensor], Tensor]
 class Start(Protocol):
     """The perturbation that the ascent starts from, before projection."""
 
-    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor: ...
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class FromClean:
     """Start at the clean image (FGSM)."""
 
-    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:  # noqa: ARG002
         return torch.zeros_like(x)
 
 
@@ -51,8 +52,8 @@ class Uniform:
 
     scale: float = 1.0
 
-    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:
-        return threat.uniform(x, generator) * self.scale
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:
+        return threat.uniform(x, source) * self.scale
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Gaussian:
 
     std: float = 0.001
 
-    def __call__(self, x: Tensor, threat: Threat, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002
-        return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) * self.std
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:  # noqa: ARG002
+        return random_like(torch.randn, x, source) * self.std
 
 
 def ascend(
@@ -73,14 +74,17 @@ def ascend(
     steps: int,
     step_size: float,
     start: Start,
-    generator: torch.Generator | None = None,
+    source: Randomness = None,
 ) -> Tensor:
     """The last iterate of projected steepest ascent on a per-example objective, within ``threat`` around ``x``."""
-    x_adv = threat.project(x + start(x, threat, generator), x)
+    x_adv = threat.project(x + start(x, threat, source), x)
     for _ in range(steps):
         x_adv.requires_grad_(True)
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(objective(x_adv).sum(), x_adv)
+            value = objective(x_adv).sum()
+            if not value.requires_grad:
+                raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+            (gradient,) = torch.autograd.grad(value, x_adv)
         x_adv = threat.project(x_adv.detach() + threat.step(gradient, step_size), x)
     return x_adv
 
@@ -98,7 +102,8 @@ class PGD:
         start: where a restart begins; uniform in the ball by default.
         restarts: independent starts. With more than one, each example keeps a misclassified
             result if there was one, otherwise the one of highest loss.
-        seed: of the random starts; the same seed gives the same result on the same device. None draws one.
+        seed: of the random starts. Each image has its own stream, so that neither the batch it comes in nor the device
+            changes its start. None draws a seed.
 
     Example:
         >>> x_adv = PGD(eps=8 / 255, steps=20)(model, x, y)  # doctest: +SKIP
@@ -121,36 +126,41 @@ class PGD:
             raise InputError(f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4")
 
     @property
+    def name(self) -> str:
+        """The name that tables use, as ``named`` reads it: fgsm, cw, pgd-20, pgd-mce-20."""
+        if self == FGSM(self.eps, self.norm):
+            return "fgsm"
+        if self == CW(self.eps, self.norm):
+            return "cw"
+        short = {"cross_entropy": "", "margin_cross_entropy": "-mce"}
+        loss = getattr(self.loss, "__name__", "loss")
+        return f"pgd{short.get(loss, f'-{loss}')}-{self.steps}"
+
+    @property
     def threat(self) -> Threat:
         return ball(self.norm, self.eps)
 
-    def ascend(self, objective: Objective, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def ascend(self, objective: Objective, x: Tensor, source: Randomness = None) -> Tensor:
         """One ascent with this attack's threat, steps and start on any objective of the images."""
         step_size = self.eps / 4 if self.step_size is None else self.step_size
         return ascend(
-            objective,
-            x,
-            self.threat,
-            steps=self.steps,
-            step_size=step_size,
-            start=self.start,
-            generator=generator,
-        )
+            objective, x, self.threat, steps=self.steps, step_size=step_size, start=self.start, source=source
+        )  # fmt: skip
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype."""
         check_batch(x, y)
-        if generator is None:
-            generator = generator_for(x.device, self.seed)
-        with attacked(model), torch.inference_mode(False):
+        source = ImageStreams(self.seed, x) if generator is None else generator
+        with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
             x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
             check_logits(model, x, y)
-            best = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, generator)
-            best_score = self._score(model, best, y) if self.restarts > 1 else None
+            best = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
+            if self.restarts == 1:
+                return best
+            best_score = self._score(model, best, y)
             for _ in range(self.restarts - 1):
-                trial = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, generator)
+                trial = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
                 score = self._score(model, trial, y)
-                assert best_score is not None
                 better = score > best_score
                 best_score = torch.where(better, score, best_score)
                 best = torch.where(better.view(-1, *[1] * (x.ndim - 1)), trial, best)
@@ -160,7 +170,7 @@ class PGD:
         """Loss of each example, with every misclassified one above all others."""
         with torch.no_grad():
             logits = model(x)
-            loss = self.loss(logits, y, reduction="none").double()
+            loss = self.loss(logits, y, reduction="none").float()
         return torch.where(logits.argmax(dim=1) != y, torch.inf, loss)
 
 

@@ -131,6 +131,8 @@ def from_tensors(
 
     `classes` names the labels 0, 1, …; `defaults` changes the fields of `Defaults`, for example `eps=0.1`.
     """
+    if len(y_train) == 0:
+        raise InputError("there are no training images: give at least one of each class")
     if classes is None:
         classes = tuple(str(label) for label in range(int(y_train.max()) + 1))
     train, test = Split(x_train, y_train), Split(x_test, y_test)

@@ -32,6 +32,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: Pillow would clip, not rescale
 MAX_PIXELS = 4096 * 4096
+MAX_TOTAL = 8 * 2**30  # bytes of all images together: they live in memory
 
 Pixels = NDArray[np.uint8]  # (1 or 3, H, W)
 Classes = dict[str, dict[str, Pixels]]  # class -> file -> image
@@ -50,12 +51,18 @@ def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
     if not path.exists():
         raise InputError(f"{path} does not exist: give a folder or an archive; {LAYOUT}")
     found: dict[PurePosixPath, Classes] = {}
+    total = 0
     for place, pixels in _decoded(_tree(path) if path.is_dir() else members(path, _is_image), path):
         files = found.setdefault(place.split, {}).setdefault(place.label, {})
         if place.file in files:
             raise InputError(f"{path}: {place.split}/{place.label}/{place.file} is there twice: pack it again")
         if pixels is not None:
             files[place.file] = pixels
+            total += pixels.nbytes
+            if total > MAX_TOTAL:
+                raise InputError(
+                    f"{path}: the images need more than {MAX_TOTAL >> 30} GiB of memory: make them smaller"
+                )
     names = {split.name: split for split in found}
     test_name = next((name for name in TEST_NAMES if name in names), None)
     if "train" not in names or test_name is None or len({split.parent for split in found}) > 1:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -49,8 +50,9 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     download: fetch what is not there. verify: compare an official archive on disk with its checksum.
     """
     if name.startswith(FOLDER):
-        train, test, classes = read_folder(_folder_path(name))
-        return Dataset(name, train, test, classes, usual_defaults(train.x.shape[2]))
+        path = _folder_path(name)
+        train, test, classes = read_folder(path)
+        return Dataset(f"{FOLDER}{path.absolute()}", train, test, classes, usual_defaults(train.x.shape[2]))
     source = _source(name)
     found = _find(name, source, data_dir)
     if found is None:
@@ -124,9 +126,15 @@ def _folder_path(name: str) -> Path:
 def _roots(data_dir: str | Path | None) -> list[Path]:
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mrboost"
     named = os.environ.get("MRBOOST_DATA")
-    return [Path(named).expanduser(), cache] if named else [cache]
+    return [Path(named).expanduser(), _cache()] if named else [_cache()]
+
+
+def _cache() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mrboost"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / "mrboost"
 
 
 def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | None:
