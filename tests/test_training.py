@@ -120,9 +120,9 @@ def test_held_out_images_are_never_trained_on(tiny: Dataset) -> None:
 
     @dataclass(frozen=True)
     class Spy(Learner):
-        def __call__(self, attack, learner, past, x, y, generator):
-            seen.update(round(value, 5) for value in x.mean(dim=(1, 2, 3)).tolist())
-            return super().__call__(attack, learner, past, x, y, generator)
+        def __call__(self, turn):
+            seen.update(round(value, 5) for value in turn.x.mean(dim=(1, 2, 3)).tolist())
+            return super().__call__(turn)
 
     spied = replace(recipes.AT, sampler=Spy())
     plain = replace(tiny, defaults=replace(tiny.defaults, padding=0, flip=False))

@@ -20,18 +20,18 @@ effective sample size go to the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .attacks import PGD, attacked
+from .attacks import attacked
 from .ensemble import mean_logits
 from .errors import InputError
 from .losses import is_label, margin_cross_entropies
-from .samplers import Sample, victims
+from .samplers import Sample, Turn
 
 _STEP_RANGE = 100.0  # each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
 
@@ -70,21 +70,14 @@ class Exp:
     aggressive: bool = True
     reweight: bool = True
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
-        if attack.norm != "Linf":
-            raise InputError(f"the exponential sampler draws from Linf balls, the run has norm {attack.norm!r}")
-        who = victims(learner, past, self.aggressive)
+    def __call__(self, turn: Turn) -> Sample:
+        x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
+        if turn.attack.norm != "Linf":
+            raise InputError(f"the exponential sampler draws from Linf balls, the run has norm {turn.attack.norm!r}")
+        who = turn.victims(self.aggressive)
         eta = self.eta if who else 0.0  # with nobody to attack, P_1 is uniform
-        who = who or [learner]
-        low, high = (x - attack.eps).clamp(min=0), (x + attack.eps).clamp(max=1)
+        who = who or [turn.learner]
+        low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
 
         def images(z: Tensor) -> Tensor:
             share: Tensor = torch.special.ndtr(z)

@@ -26,7 +26,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from .attacks import PGD, Classifier, attacked
+from .attacks import PGD, attacked
 from .ensemble import mean_logits
 from .losses import Loss, cross_entropy, margin_cross_entropy, most_likely_other
 
@@ -47,23 +47,41 @@ class Sample:
     """Figures about the draw for the metrics, scalars on the device."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What the adversary has before it when it moves."""
+
+    attack: PGD
+    """The ball, the steps and the start of an ascent; its loss is the sampler's choice."""
+    learner: nn.Module
+    past: Sequence[nn.Module]
+    """The frozen members of earlier rounds."""
+    x: Tensor
+    y: Tensor
+    generator: torch.Generator
+
+    def victims(self, aggressive: bool) -> list[nn.Module]:
+        return [*self.past, self.learner] if aggressive else list(self.past)
+
+    def ascend(self, who: Sequence[nn.Module], loss: Loss) -> Tensor:
+        """Raise the loss of the victims' mean logits; with nobody to attack, draw uniformly from the ball."""
+        if not who:
+            threat = self.attack.threat
+            return threat.project(self.x + threat.uniform(self.x, self.generator), self.x)
+        with attacked(*who):
+            return self.attack.ascend(
+                lambda images: loss(mean_logits(who, images), self.y, reduction="none"), self.x, self.generator
+            )
+
+    def sample(self, x_adv: Tensor, other: Tensor | None = None) -> Sample:
+        return Sample(clean=self.x, x=x_adv, y=self.y, other=other)
+
+
 class Sampler(Protocol):
     joint: ClassVar[bool]
     """Whether learners train as parts of an ensemble, and so are judged by it, or each for itself."""
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample: ...
-
-
-def victims(learner: nn.Module, past: Sequence[nn.Module], aggressive: bool) -> list[nn.Module]:
-    return [*past, learner] if aggressive else list(past)
+    def __call__(self, turn: Turn) -> Sample: ...
 
 
 def false_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
@@ -79,16 +97,8 @@ class Learner:
     joint: ClassVar[bool] = False
     loss: Loss = cross_entropy
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],  # noqa: ARG002 — part of the protocol
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
-        return Sample(clean=x, x=_ascend(attack, [learner], self.loss, x, y, generator), y=y)
+    def __call__(self, turn: Turn) -> Sample:
+        return turn.sample(turn.ascend([turn.learner], self.loss))
 
 
 @dataclass(frozen=True)
@@ -98,16 +108,8 @@ class Past:
     joint: ClassVar[bool] = True
     loss: Loss = cross_entropy
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
-        return Sample(clean=x, x=_ascend(attack, past or [learner], self.loss, x, y, generator), y=y)
+    def __call__(self, turn: Turn) -> Sample:
+        return turn.sample(turn.ascend(turn.past or [turn.learner], self.loss))
 
 
 @dataclass(frozen=True)
@@ -118,17 +120,8 @@ class All:
     loss: Loss = margin_cross_entropy
     aggressive: bool = True
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
-        who = victims(learner, past, self.aggressive)
-        return Sample(clean=x, x=_ascend(attack, who, self.loss, x, y, generator), y=y)
+    def __call__(self, turn: Turn) -> Sample:
+        return turn.sample(turn.ascend(turn.victims(self.aggressive), self.loss))
 
 
 @dataclass(frozen=True)
@@ -138,24 +131,15 @@ class Rnd:
     joint: ClassVar[bool] = True
     aggressive: bool = True
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
-        with attacked(learner), torch.no_grad():
-            classes = learner(x[:1]).shape[1]
-        other = false_labels(y, classes, generator)
+    def __call__(self, turn: Turn) -> Sample:
+        with attacked(turn.learner), torch.no_grad():
+            classes = turn.learner(turn.x[:1]).shape[1]
+        other = false_labels(turn.y, classes, turn.generator)
 
         def pairwise(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
             return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
 
-        who = victims(learner, past, self.aggressive)
-        return Sample(clean=x, x=_ascend(attack, who, pairwise, x, y, generator), y=y, other=other)
+        return turn.sample(turn.ascend(turn.victims(self.aggressive), pairwise), other)
 
 
 @dataclass(frozen=True)
@@ -169,31 +153,13 @@ class Max:
     joint: ClassVar[bool] = True
     aggressive: bool = True
 
-    def __call__(
-        self,
-        attack: PGD,
-        learner: nn.Module,
-        past: Sequence[nn.Module],
-        x: Tensor,
-        y: Tensor,
-        generator: torch.Generator,
-    ) -> Sample:
+    def __call__(self, turn: Turn) -> Sample:
         def worst_pair(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
             other = most_likely_other(logits.detach(), target)
             return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
 
-        who = victims(learner, past, self.aggressive)
-        x_adv = _ascend(attack, who, worst_pair, x, y, generator)
-        with attacked(learner), torch.no_grad():
-            other = most_likely_other(mean_logits(who or [learner], x_adv), y)
-        return Sample(clean=x, x=x_adv, y=y, other=other)
-
-
-def _ascend(
-    attack: PGD, who: Sequence[Classifier], loss: Loss, x: Tensor, y: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Raise the loss of the victims' mean logits; with nobody to attack, draw uniformly from the ball."""
-    if not who:
-        return attack.threat.project(x + attack.threat.uniform(x, generator), x)
-    with attacked(*who):
-        return attack.ascend(lambda images: loss(mean_logits(who, images), y, reduction="none"), x, generator)
+        who = turn.victims(self.aggressive)
+        x_adv = turn.ascend(who, worst_pair)
+        with attacked(turn.learner), torch.no_grad():
+            other = most_likely_other(mean_logits(who or [turn.learner], x_adv), turn.y)
+        return turn.sample(x_adv, other)

@@ -25,6 +25,7 @@ from .data import Augment, Batches, Split
 from .errors import InputError
 from .evaluation import accuracies
 from .runs import Run
+from .samplers import Turn
 from .seeds import derive, global_stream
 from .storage import State
 
@@ -132,7 +133,7 @@ def _train_epoch(
         for step, (x, y) in enumerate(batches.epoch(generator)):
             _set_rate(optimizer, config, (state.epoch + step / len(batches)) / config.epochs)
             with fabric.autocast():
-                sample = recipe.sampler(attack, state.learner, past, x, y, generator)
+                sample = recipe.sampler(Turn(attack, state.learner, past, x, y, generator))
             with fabric.autocast():
                 losses, logits = recipe.objective(scope, sample)
             weighted = losses if sample.weight is None else losses * sample.weight
