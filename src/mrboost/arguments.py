@@ -1,0 +1,180 @@
+"""What the command line accepts: every command's arguments and their help, and one-line errors.
+
+argparse rather than a CLI generator, because only its ``error`` can be made to say one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__, data, models
+from .attacks.named import EXAMPLES
+from .errors import InputError, unknown_name
+from .evaluation import DEFAULT_ATTACKS
+from .schedules import SCHEDULES
+
+Command = Callable[[argparse.Namespace], None]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors that suggest what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message and self._subparsers is not None:
+            chosen, names = message.split("'")[1], self._subparsers._group_actions[0].choices or ()
+            raise unknown_name("command", chosen, names, hint=f"see {self.prog} --help")
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+    def suggest(self, unknown: str) -> str:
+        options = [option for action in self._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
+        return f"unknown argument {unknown!r}" + (f": did you mean {close[0]}?" if close else "")
+
+
+def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argparse.Namespace:
+    """The options of a command line; ``options.run`` is the command to call with them."""
+    parser, commands = _build()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = commands[options.command]
+        raise InputError(f"{command.suggest(unknown[0])} (see {command.prog} --help)")
+    options.run = run[options.command]
+    return options
+
+
+def _build() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="mrboost",
+        description="Train classifiers that withstand adversarial inputs, measure how well they do, and report it.",
+        epilog="A first try, two minutes on a laptop: mrboost train at-mce --data digits, then evaluate and report "
+        "the folder that it names.",
+    )
+    parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
+    sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = {}
+    for add in (_train_command, _evaluate_command, _report_command, _recipes_command, _data_command):
+        command = add(sub)
+        commands[command.prog.split()[-1]] = command
+    return parser, commands
+
+
+def _train_command(sub: Any) -> _Parser:
+    p = _command(
+        sub,
+        "train",
+        "Train a recipe on a dataset. The run folder is crash-safe: the same command with --resume goes on.",
+    )
+    p.add_argument("recipe", nargs="?", metavar="RECIPE", help="one of: mrboost recipes; optional with --resume")
+    p.add_argument("--data", metavar="NAME", help=f"{', '.join(data.names())} or folder:PATH (default: digits)")
+    p.add_argument("--model", metavar="NAME", help=f"{', '.join(models.names())} (default: the data's usual one)")
+    p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
+    p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
+    p.add_argument("--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255")
+    p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
+    p.add_argument("--step-size", type=_fraction, metavar="X", help="step of the training attack (default: eps/4)")
+    p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
+    p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
+    p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
+    p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
+    p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
+    p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
+    p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
+    p.add_argument(
+        "--select-on", metavar="PART", help="choose the best epoch on validation (default) or, as the paper, on test"
+    )
+    p.add_argument("--precision", metavar="P", help="auto (default), 32-true or bf16-mixed")
+    p.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)")
+    p.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    _shared(p)
+    return p
+
+
+def _evaluate_command(sub: Any) -> _Parser:
+    p = _command(
+        sub,
+        "evaluate",
+        "Accuracy of a trained run on test images, clean and attacked. It is kept in the run's results.json.",
+    )
+    p.add_argument("target", metavar="RUN", help="the folder that train wrote")
+    p.add_argument(
+        "--attack",
+        metavar="NAME[,NAME…]",
+        default=",".join(DEFAULT_ATTACKS),
+        help=f"{', '.join(EXAMPLES)}, any pgd-N (default: %(default)s)",
+    )
+    p.add_argument("--n", type=int, metavar="N", help="test images, drawn evenly from the classes (default: all)")
+    p.add_argument("--eps", type=_fraction, metavar="X", help="radius (default: that of the training)")
+    p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: that of the training)")
+    p.add_argument("--rounds", type=int, metavar="T", help="only the first T members (default: all)")
+    p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
+    p.add_argument("--weights", default="best", metavar="W", help="best (default), last, or best,last")
+    p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
+    _shared(p)
+    return p
+
+
+def _report_command(sub: Any) -> _Parser:
+    p = _command(sub, "report", "One self-contained HTML page on one run, or on several side by side.")
+    p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
+    p.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)")
+    p.add_argument("--n", type=int, default=500, metavar="N", help="test images for the eps curve (default: 500)")
+    p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
+    _shared(p)
+    return p
+
+
+def _recipes_command(sub: Any) -> _Parser:
+    p = _command(sub, "recipes", "List the methods, or show how one is composed.")
+    p.add_argument("--show", metavar="NAME", help="the parts, the formula and the reference of one recipe")
+    p.add_argument("--markdown", action="store_true", help="a table of how each is composed")
+    p.add_argument("--json", action="store_true", help="print one JSON document")
+    return p
+
+
+def _data_command(sub: Any) -> _Parser:
+    p = _command(sub, "data", "List the datasets, or say what one holds and where it was found.")
+    p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
+    _data_place(p)
+    p.add_argument("--json", action="store_true", help="print one JSON document")
+    return p
+
+
+def _command(sub: Any, name: str, description: str) -> _Parser:
+    first = description.split(".")[0].split(":")[0]
+    p: _Parser = sub.add_parser(name, help=first[0].lower() + first[1:], description=description)
+    return p
+
+
+def _shared(p: _Parser) -> None:
+    p.add_argument("--device", default="auto", metavar="D", help="auto (default), cpu, cuda, cuda:1 or mps")
+    _data_place(p)
+    p.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first: a module of yours that registers models",
+    )
+    p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    p.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def _data_place(p: _Parser) -> None:
+    p.add_argument("--data-dir", metavar="DIR", help="where the data lie (default: $MRBOOST_DATA, then the cache)")
+    p.add_argument(
+        "--no-verify", dest="verify", action="store_false", help="take an official archive with another checksum"
+    )
+
+
+def _fraction(text: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    numerator, slash, denominator = text.partition("/")
+    try:
+        return float(numerator) / float(denominator) if slash else float(numerator)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a fraction such as 8/255") from None
