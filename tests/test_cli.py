@@ -86,6 +86,11 @@ def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytes
     assert [e["members"] for e in staged["evaluations"]] == [1, 2]
     first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--n", "40", "--quiet")
     assert first["evaluations"][0]["outcomes"][1]["correct"] == staged["evaluations"][0]["outcomes"][1]["correct"]
+    learned = json_of(capsys, "reweight", folder)["weights"]
+    assert sum(learned) == pytest.approx(1)
+    assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
+    assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
+    assert "unknown objective 'mean'" in error_of(capsys, "reweight", folder, "--objective", "mean")
     assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
     assert "Round by round" in (folder / "report.html").read_text()
 
@@ -96,7 +101,7 @@ def test_the_command_is_installed_and_prints_help() -> None:
         assert all(name in done.stdout for name in ("train", "evaluate", "report", "recipes", "data"))
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "report", "recipes", "data"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "reweight", "report", "recipes", "data"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -125,6 +130,10 @@ def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     facts = json_of(capsys, "data", "digits")
     assert facts["shape"] == [1, 8, 8]
     assert len(json_of(capsys, "data", "--data-dir", tmp_path)) == len(mrboost.data.names())
+
+
+def test_a_single_model_has_nothing_to_weigh(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is nothing to weigh" in error_of(capsys, "reweight", run)
 
 
 def test_resume_needs_nothing_but_the_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

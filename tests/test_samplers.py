@@ -12,7 +12,7 @@ from mrboost import models
 from mrboost.attacks import PGD
 from mrboost.errors import InputError
 from mrboost.exponential import Exp
-from mrboost.losses import margin_cross_entropies, margin_cross_entropy
+from mrboost.losses import cross_entropy, margin_cross_entropies, margin_cross_entropy
 from mrboost.samplers import All, Learner, Max, Past, Rnd, Sampler, Turn, false_labels
 
 ATTACK = PGD(0.1, steps=10)
@@ -69,6 +69,7 @@ def test_all_raises_the_ensembles_mce_more_than_other_moves(trained, model, netw
         ours = summed_mce(together, draw(All(), networks[1], [model[0]], x, y).x, y)
         assert ours > summed_mce(together, noise, y)
         assert ours > summed_mce(together, draw(Learner(), networks[1], [model[0]], x, y).x, y)
+        assert ours > summed_mce(together, draw(All(loss=cross_entropy), networks[1], [model[0]], x, y).x, y)
         assert ours > summed_mce(together, draw(Past(), networks[1], [model[0]], x, y).x, y)
 
 

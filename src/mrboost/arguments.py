@@ -56,7 +56,14 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     commands = {}
-    for add in (_train_command, _evaluate_command, _report_command, _recipes_command, _data_command):
+    for add in (
+        _train_command,
+        _evaluate_command,
+        _reweight_command,
+        _report_command,
+        _recipes_command,
+        _data_command,
+    ):
         command = add(sub)
         commands[command.prog.split()[-1]] = command
     return parser, commands
@@ -113,6 +120,19 @@ def _evaluate_command(sub: Any) -> _Parser:
     p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
     p.add_argument("--weights", default="best", metavar="W", help="best (default), last, or best,last")
     p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
+    _shared(p)
+    return p
+
+
+def _reweight_command(sub: Any) -> _Parser:
+    p = _command(
+        sub,
+        "reweight",
+        "Learn weights for the members of a boosted run. They replace the equal ones in evaluate, report and load.",
+    )
+    p.add_argument("target", metavar="RUN", help="the folder that train wrote")
+    p.add_argument("--objective", default="average", metavar="O", help="average (default) or minimum margin")
+    p.add_argument("--weights", default="best", metavar="W", help="of the members' best (default) or last epochs")
     _shared(p)
     return p
 

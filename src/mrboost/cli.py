@@ -1,4 +1,4 @@
-"""The command line: ``mrboost train | evaluate | report | recipes | data``.
+"""The command line: ``mrboost train | evaluate | reweight | report | recipes | data``.
 
 Every mistake of the user ends in one line on standard error and exit status 2.
 """
@@ -23,7 +23,7 @@ from .boosting import boost
 from .config import Options, describe_parts
 from .errors import InputError
 from .evaluation import format_eps
-from .results import evaluate_run
+from .results import evaluate_run, reweight_run
 from .runs import Run, check_kind
 from .schedules import SCHEDULES
 
@@ -145,6 +145,21 @@ def _evaluate(options: argparse.Namespace) -> None:
         print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))
 
 
+def _reweight(options: argparse.Namespace) -> None:
+    weights = reweight_run(
+        options.target,
+        objective=options.objective,
+        which=options.weights,
+        device=options.device,
+        data_dir=options.data_dir,
+        verify=options.verify,
+    )
+    if options.json:
+        print(json.dumps({"run": options.target, "weights": weights}, indent=2))
+    else:
+        print(f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}")
+
+
 # report
 
 
@@ -235,4 +250,11 @@ def _inline(value: object) -> str:
     return f"{value:g} ({format_eps(value)})" if isinstance(value, float) and "/" in format_eps(value) else str(value)
 
 
-COMMANDS = {"train": _train, "evaluate": _evaluate, "report": _report, "recipes": _recipes, "data": _data}
+COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "reweight": _reweight,
+    "report": _report,
+    "recipes": _recipes,
+    "data": _data,
+}

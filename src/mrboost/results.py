@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from . import data as datasets
+from .attacks import PGD
 from .data import Dataset, Split, hold_out
 from .devices import make_fabric
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import Evaluation, evaluate, resolve_attacks
 from .runs import Run, load
+from .seeds import derive
+from .weights import learn_weights
 
 
 def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
@@ -45,6 +48,34 @@ def draw(split: Split, n: int | None) -> Split:
 
 def load_model(run: Run, which: str, device: str) -> Ensemble | Mixture:
     return load(run.folder, which).to(make_fabric(device, "32-true").device)
+
+
+def reweight_run(
+    run_dir: str | Path,
+    *,
+    objective: str = "average",
+    which: str = "best",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    verify: bool = True,
+) -> list[float]:
+    """Learn weights for a run's members on its held-out images, attacked, and keep them: ``load`` then uses them."""
+    run = Run.open(run_dir)
+    model = load_model(run, which, device)
+    if not isinstance(model, Ensemble) or len(model) < 2:
+        raise InputError(
+            f"{str(run.folder)!r} holds a {type(model).__name__} of {len(model)}: there is nothing to weigh"
+        )
+    if run.config["select_on"] != "validation":
+        raise InputError(f"the run in {str(run.folder)!r} held no images out, and test images must not be learned from")
+    dataset = load_data(run, data_dir, verify=verify)
+    _, held_out = hold_out(dataset.train, run.config["validation"], derive(run.config["seed"], "hold out"))
+    place = model.weights.device
+    attack = PGD(run.config["eps"], run.config["norm"], steps=20)
+    learned = learn_weights(model, held_out.images().to(place), held_out.y.to(place), attack, objective=objective)
+    weights: list[float] = learned.weights.tolist()
+    run.save_weights(which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}")
+    return weights
 
 
 def evaluate_run(

@@ -5,7 +5,8 @@
     config.json            what was asked for, with every default filled in
     metrics.jsonl          one line per epoch
     checkpoint/            state.safetensors: the last whole epoch, everything needed to go on
-    members/               01.safetensors (best on validation), 01.last.safetensors, 02… per boosting round
+    members/               01.safetensors (best on validation), 01.last.safetensors, 02… per boosting round;
+                           weights.json, if weights were learned for them
     results.json           evaluations
     report.html
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,18 @@ class Run:
         check_kind(which)
         return self.folder / "members" / _KINDS[which].format(round_)
 
+    def save_weights(self, which: str, weights: Sequence[float], how: str) -> None:
+        """Keep learned weights of all members that are there now."""
+        write_json(self.folder / "members" / "weights.json", {"of": which, "weights": list(weights), "how": how})
+
+    def load_weights(self, which: str, members: int) -> list[float] | None:
+        """The learned weights of so many members, if there are any; equal ones otherwise."""
+        path = self.folder / "members" / "weights.json"
+        kept = read_json(path) if path.exists() else {}
+        if kept.get("of") != which or not isinstance(weights := kept.get("weights"), list) or len(weights) != members:
+            return None
+        return weights
+
     # Results
 
     @property
@@ -217,13 +230,14 @@ class Run:
 def load(run_dir: str | Path, which: str = "best") -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
-    ``which`` is "best" (chosen on validation images) or "last". Weights need no gradient, so it plugs into any
+    ``which`` is "best" (chosen on validation images) or "last". Members count alike unless ``mrboost reweight`` learned
+    weights for them. Parameters need no gradient, so it plugs into any
     attack library as it is. A model of your own must be registered before, as it was for training.
     """
     run = Run.open(run_dir)
     members = [run.load_member(i, which) for i in range(1, max(run.rounds_done(), 1) + 1)]
     combine = Mixture if run.config["recipe"].get("combine") == "Mixture" else Ensemble
-    return combine(members).requires_grad_(False).eval()
+    return combine(members, run.load_weights(which, len(members))).requires_grad_(False).eval()
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:

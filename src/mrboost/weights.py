@@ -7,8 +7,6 @@ and those of the least cross-entropy (a soft average of the margins) a convex on
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import scipy.optimize
 import torch
@@ -25,7 +23,7 @@ def learn_weights(
     y: Tensor,
     attack: Attack,
     *,
-    objective: Literal["minimum", "average"] = "average",
+    objective: str = "average",
     repeats: int = 3,
 ) -> Ensemble:
     """The same members with the weights that serve best on adversarial versions of ``x``.
