@@ -1,5 +1,11 @@
 """mrboost: margin-boosted robust ensembles, and what it takes to trust them."""
 
+import os
+
+# Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a core, small networks
+# train ten times slower for it. Sleeping costs next to nothing. A setting of the user's stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from . import attacks, data, losses, models, recipes
 from .boosting import boost
 from .ensemble import Ensemble, Mixture
