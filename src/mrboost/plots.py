@@ -72,10 +72,12 @@ def robustness_curves(curves: Mapping[str, Sequence[tuple[float, float]]], eps: 
 
 
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
-    """Accuracy of the ensemble after each boosting round, clean and attacked."""
+    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of one round have no rows."""
     figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %")
     for color, (label, rows) in zip(_cycle(len(rounds)), rounds.items(), strict=True):
         members = [row["round"] for row in rows]
+        if not rows:
+            continue
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]
             axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=f"{label}: {attack}")

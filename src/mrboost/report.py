@@ -72,8 +72,8 @@ def write_report(
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
-    rounds = {k: run.results["rounds"] for k, run in zip(labels, runs, strict=True) if run.results.get("rounds")}
-    if rounds:
+    rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
+    if any(rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     body = [
         _headline(labels, runs, dataset),
@@ -83,7 +83,7 @@ def write_report(
         f"<p class=note>{len(test):,} test images, best weights, {CURVE_ATTACK}. Left: each radius attacks the images "
         "that survived the smaller ones. Right: the probability of the true class minus the largest other one on "
         "attacked images; the height at 0 is the share that the attack fools.</p>",
-        f"<h2>Round by round</h2>{_plot(figures['rounds'])}" if rounds else "",
+        f"<h2>Round by round</h2>{_plot(figures['rounds'])}" if "rounds" in figures else "",
         _class_table(runs, dataset),
         "<h2>Training</h2>",
         f"<div class=row>{_plot(figures['training'])}{_plot(figures['loss'])}</div>",
@@ -213,7 +213,7 @@ def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
         hardest = min(found.values(), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
             cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
-            name = f"{label}, {evaluation['weights']} of {evaluation['members']}, {outcome['attack']}"
+            name = f"{label} ({evaluation['weights']}), {outcome['attack']}"
             lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     if not lines:
         return ""
