@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,8 +17,11 @@ from mrboost.config import resolve
 from mrboost.data import Augment, Dataset, hold_out
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
+from mrboost.initial import PerInit, RndInit
+from mrboost.losses import margin_cross_entropy
 from mrboost.mixtures import attacks_on
-from mrboost.objectives import Ind, Whole
+from mrboost.objectives import Ind, OnPairs, Whole
+from mrboost.samplers import Learner, Sample
 from mrboost.seeds import derive, global_stream
 from mrboost.training import fit
 
@@ -91,13 +94,84 @@ def test_growing_is_the_only_change_that_resume_takes(tiny: Dataset, tmp_path) -
     assert [row["round"] for row in results["rounds"]] == [1, 2]
 
 
-@pytest.mark.parametrize(("name", "equal"), [("mrboost", True), ("mrboost-rndinit", False)])
-def test_where_a_learner_starts(name: str, equal: bool, tiny: Dataset) -> None:
-    """Without a step of training the second member is the first, or a fresh network."""
-    recipe = replace(recipes.get(name), lr=1e-30)
-    first, second = boost(recipe, tiny, rounds=2, epochs=1, device="cpu", lr=1e-30)
-    weights = [dict(member.named_parameters())["1.0.weight"] for member in (first, second)]
-    assert torch.equal(*weights) == equal
+def test_where_a_learner_starts() -> None:
+    one, two, fresh = (models.build("cnn-digits", (1, 8, 8), 3) for _ in range(3))
+    two[1][1].running_mean.fill_(0.7)
+    before = state(fresh)
+    RndInit()(fresh, [one, two])
+    PerInit()(fresh, [])
+    assert all(torch.equal(value, before[key]) for key, value in fresh.state_dict().items())
+    PerInit()(fresh, [one, two])
+    assert same(fresh, two)
+
+
+def test_rounds_are_scored_whenever_they_were_finished(tiny: Dataset, tmp_path) -> None:
+    def scored() -> list[int]:
+        return [row["round"] for row in json.loads((tmp_path / "run" / "results.json").read_text())["rounds"]]
+
+    boost("mrboost", tiny, rounds=1, out=tmp_path / "run", device="cpu")
+    assert scored() == [1]
+    boost("mrboost", tiny, rounds=3, out=tmp_path / "run", resume=True, device="cpu")
+    assert scored() == [1, 2, 3]
+    (tmp_path / "run" / "results.json").unlink()
+    boost("mrboost", tiny, rounds=3, out=tmp_path / "run", resume=True, device="cpu")
+    assert scored() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("name", "members"), [("mrboost", [1, 2]), ("at", [1, 1])])
+def test_who_is_judged(name: str, members: list[int], tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best epoch is the ensemble's for boosting, the learner's own for independent training."""
+    judged = []
+
+    def spy(model: nn.Module, *rest: object) -> tuple[float, float]:
+        judged.append(len(model) if isinstance(model, Ensemble) else 1)
+        return 0.5, 0.5
+
+    monkeypatch.setattr(mrboost.training, "accuracies", spy)
+    boost(name, tiny, rounds=2, epochs=1, device="cpu")
+    assert judged == members
+
+
+@pytest.mark.parametrize("name", ["mrboost", "robboost"])
+def test_members_are_frozen(name: str, tiny: Dataset) -> None:
+    for member in boost(name, tiny, rounds=2, epochs=1, device="cpu"):
+        assert not any(module.training for module in member.modules())
+        assert not any(p.requires_grad for p in member.parameters())
+
+
+def test_pairs_and_weights_reach_the_gradient(batch) -> None:
+    """One example with weight 3 and one with 1: the gradient is that of the weighted pairwise MCE."""
+    network = models.build("cnn-digits", (1, 8, 8), 10).eval()
+    x, y, other = batch[0][:2], batch[1][:2], (batch[1][:2] + 4) % 10
+    sample = Sample(clean=x, x=x, y=y, other=other, weight=torch.tensor([1.5, 0.5]))
+    losses, _ = OnPairs()(network, sample)
+    torch.testing.assert_close(losses, margin_cross_entropy(network(x), y, other, reduction="none"))
+
+    @dataclass(frozen=True)
+    class Fixed(Learner):
+        def __call__(self, turn):
+            weight = torch.where(turn.y == 0, 3.0, 0.0)
+            return Sample(clean=turn.x, x=turn.x, y=turn.y, other=(turn.y + 1) % 3, weight=weight)
+
+    def shift(tiny: Dataset, weighted: bool) -> Tensor:
+        sampler = Fixed() if weighted else Learner()
+        recipe = replace(recipes.AT, sampler=sampler, momentum=0.0, weight_decay=0.0)
+        config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3, lr=1.0)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            learner = models.build("cnn-digits", tiny.shape, 3)
+        before = list(learner.parameters())[-1].detach().clone()
+        fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu"))
+        return list(learner.parameters())[-1].detach() - before
+
+    y = torch.arange(48) % 3
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(48, 1, 8, 8, generator=generator)
+    dataset = mrboost.data.from_tensors(images[:36], y[:36], images[36:], y[36:], model="cnn-digits", padding=0)
+    # Only class 0 counts, so the bias of class 0 rises and the others fall; unweighted, nearly nothing happens.
+    moved, still = shift(dataset, True), shift(dataset, False)
+    assert moved[0] > 0.3 > 0 > moved[1:].max()
+    assert still.abs().max() < 0.2
 
 
 def test_whole_sees_the_mean_and_moves_the_learner_alone(batch) -> None:
@@ -136,6 +210,10 @@ def test_the_probability_attack_raises_the_mixtures_expected_loss_most(model, un
     }
     assert loss["mean probabilities"] > max(loss["first member"], loss["mean logits"])
     result = mrboost.evaluate(mixture, x, y, attacks_on(mixture, PGD(0.1)))
+    of_logits = PGD(0.1)(Ensemble([model, undefended]).eval(), x, y)
+    assert result["mean logits"].accuracy == pytest.approx(
+        mixture.expected_correct(of_logits, y).double().mean().item()
+    )
     transferred = PGD(0.1)(model, x, y)
     expected = mixture.expected_correct(transferred, y).double().mean().item()
     assert result["first member"].accuracy == pytest.approx(expected)
@@ -149,6 +227,9 @@ def test_wider_is_one_model_of_five(tiny: Dataset) -> None:
     assert isinstance(wide, Ensemble)
     assert len(wide) == 5
     assert not torch.equal(wide[0][1][0].weight, wide[1][1][0].weight)
+    assert resolve(recipes.get("wider"), tiny, model="cnn9").model == "5xcnn9"
+    assert resolve(recipes.get("wider"), tiny, model="5xcnn9").model == "5xcnn9"
     assert resolve(recipes.get("deeper"), tiny).model == "resnet152"
+    assert resolve(recipes.get("deeper"), tiny, model="cnn9").model == "cnn9"
     with pytest.raises(InputError, match="unknown model 'cnn-digit'"):
         models.build("3xcnn-digit")

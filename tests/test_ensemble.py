@@ -35,6 +35,7 @@ def test_staged_prefixes(members) -> None:
     assert [len(stage) for stage in stages] == [1, 2, 3]
     torch.testing.assert_close(stages[1](x), (members[0](x) + members[1](x)) / 2)
     assert ensemble[2] is members[2]
+    assert [len(stage) for stage in Ensemble(members, [0.0, 0.4, 0.6]).staged()] == [1, 2, 3]
     assert list(ensemble) == members
 
 

@@ -104,6 +104,31 @@ def test_the_pair_of_max_is_the_worst_for_its_perturbation(networks, batch) -> N
     )
 
 
+def test_rnd_and_max_raise_what_they_are_for(model, undefended, digits) -> None:
+    """Rnd beats All on its own pair; Max beats the cross-entropy's attack on the worst pair."""
+    x, y = digits.test.images(), digits.test.y
+
+    def pair(images: Tensor, other: Tensor | None) -> float:
+        with torch.no_grad():
+            logits = (model[0](images) + undefended(images)) / 2
+            losses = margin_cross_entropies(logits, y).scatter(1, y[:, None], -torch.inf)
+        return (losses.amax(dim=1) if other is None else losses.gather(1, other[:, None])).mean().item()
+
+    rnd, every = (draw(sampler, undefended, [model[0]], x, y) for sampler in (Rnd(), All()))
+    assert pair(rnd.x, rnd.other) > pair(every.x, rnd.other)
+    worst, plain = (draw(sampler, undefended, [model[0]], x, y) for sampler in (Max(), All(loss=cross_entropy)))
+    assert pair(worst.x, None) > pair(plain.x, None)
+
+
+def test_exp_can_leave_the_examples_alike(networks, batch) -> None:
+    assert draw(Exp(steps=2, reweight=False), networks[0], networks[1:], *batch).weight is None
+    weight = draw(Exp(steps=2), networks[0], networks[1:], *batch).weight
+    assert weight.mean().item() == pytest.approx(1, abs=1e-4)
+    for wrong in ({"steps": 0}, {"eta": -1.0}, {"eta": float("nan")}, {"step_size": 3.0}):
+        with pytest.raises(InputError, match="Exp needs"):
+            Exp(**wrong)
+
+
 class Waves(nn.Module):
     """Three wavy logits of a point in the unit interval or square."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from lightning_fabric import Fabric
@@ -17,7 +17,7 @@ from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
 from .data import Dataset, Split, hold_out
-from .devices import make_fabric
+from .devices import make_fabric, place
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import evaluate
@@ -50,7 +50,8 @@ def boost(
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``eps``, ``norm``, ``step_size``, ``batch_size``, ``lr``,
-            ``seed``, ``validation``, ``select_on``, ``precision``; what is left out comes from data and recipe.
+            ``schedule``, ``ema``, ``clip``, ``seed``, ``validation``, ``select_on``, ``precision``; what is left out
+            comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
@@ -74,7 +75,8 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         train, held_out = hold_out(dataset.train, config.validation, derive(config.seed, "hold out"))
     members: list[nn.Module] = []
     if run is not None:
-        members = [run.load_member(i).to(fabric.device) for i in range(1, run.rounds_done() + 1)]
+        members = [place(run.load_member(i), fabric.device) for i in range(1, run.rounds_done() + 1)]
+        _score_rounds(config, members, held_out, run, progress)
     for round_ in range(len(members) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, members)
@@ -82,37 +84,34 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
             learner, members, train, held_out, config, fabric=fabric, augment=config.augment, round_=round_, run=run,
             progress=progress,
         )  # fmt: skip
+        learner.load_state_dict(fitted.best)
+        members.append(learner.requires_grad_(False).eval())
         if run is not None:
             run.save_member(round_, fitted.best, fitted.last)
             run.clear_checkpoint()
-        learner.load_state_dict(fitted.best)
-        members.append(learner.requires_grad_(False).eval())
-        if config.rounds > 1:
-            _score_round(config, members, held_out, run, progress)
+            _score_rounds(config, members, held_out, run, progress)
     return members
 
 
-def _score_round(
-    config: Config, members: list[nn.Module], held_out: Split, run: runs.Run | None, progress: bool
-) -> None:
-    """Accuracy and margins of the ensemble so far on the held-out images, kept as one row per round."""
-    attack = {"pgd-20": config.attack(VALIDATION_STEPS)}
-    scores = evaluate(config.recipe.combine(members), held_out.images(), held_out.y, attack)
-    row: dict[str, Any] = {"round": len(members), "n": scores.n, "on": config.select_on}
-    for outcome in scores.outcomes:
-        row[outcome.attack] = {
-            "accuracy": outcome.accuracy, "margin": outcome.margin, "min_margin": outcome.min_margin,
-        }  # fmt: skip
-    if run is not None:
-        earlier = [old for old in run.results.get("rounds", []) if old["round"] < len(members)]
-        run.save_results({**run.results, "rounds": [*earlier, row]})
-    if progress:
-        clean, robust = scores["clean"], scores["pgd-20"]
-        tqdm.write(
-            f"ensemble of {len(members)}: {config.select_on} clean {clean.accuracy:.2%}  pgd-20 {robust.accuracy:.2%}  "
-            f"margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})",
-            file=sys.stderr,
-        )
+def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run: runs.Run, progress: bool) -> None:
+    """Score the ensemble after each finished round that has no score yet, on the held-out images; one row a round."""
+    rows = {row["round"]: row for row in run.results.get("rounds", [])}
+    for count in range(1, len(members) + 1):
+        if count in rows:
+            continue
+        attack = {f"pgd-{VALIDATION_STEPS}": config.attack(VALIDATION_STEPS)}
+        scores = evaluate(config.recipe.combine(members[:count]), held_out.images(), held_out.y, attack)
+        rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
+            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes
+        }
+        run.save_results({**run.results, "rounds": [rows[key] for key in sorted(rows)]})
+        if progress and config.rounds > 1:
+            clean, robust = scores.outcomes
+            tqdm.write(
+                f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  {robust.attack} "
+                f"{robust.accuracy:.2%}  margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})",
+                file=sys.stderr,
+            )
 
 
 def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:

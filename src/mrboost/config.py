@@ -101,7 +101,7 @@ class Options(TypedDict, total=False):
 
 def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
     """Fill what was not said from the data's and the recipe's defaults, and check the rest."""
-    said = {name: value for name, value in options.items() if value is not None}
+    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     unknown = said.keys() - Options.__annotations__.keys()
     if unknown:
         raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
@@ -110,7 +110,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
     filled: dict[str, Any] = {
-        "model": recipe.model.format(defaults.model),
+        "model": defaults.model,
         "rounds": recipe.rounds,
         "epochs": defaults.epochs,
         "eps": defaults.eps,
@@ -123,6 +123,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
         "precision": "auto",
         "augment": Augment(defaults.padding, defaults.flip),
     } | said
+    filled["model"] = _model(recipe, said.get("model"), defaults.model)
     # The data's own step belongs to its own radius; another radius scales it.
     filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
     config = Config(recipe=recipe, data=dataset.name, **filled)
@@ -130,6 +131,16 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
     return config
+
+
+def _model(recipe: Recipe, said: str | None, usual: str) -> str:
+    """``5x{}`` makes five of the network that was asked for, or of the data's usual one."""
+    prefix, slot, _ = recipe.model.partition("{}")
+    if not slot:
+        return recipe.model if said is None else said
+    if prefix and said is not None and said.startswith(prefix):
+        return said
+    return recipe.model.format(usual if said is None else said)
 
 
 def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:

@@ -25,6 +25,14 @@ def make_fabric(device: str = "auto", precision: str = "auto") -> Fabric:
     return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
 
 
+def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Move a model to a device, in the memory layout that convolutions are fastest in there."""
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
 def device_of(model: object) -> torch.device:
     """Where a model's first weight lies; the CPU for a function or a model without weights."""
     if isinstance(model, torch.nn.Module):

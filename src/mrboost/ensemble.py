@@ -36,7 +36,8 @@ class _Members(nn.Module):
 
     def first(self, count: int) -> Self:
         """What it was after ``count`` rounds."""
-        part = type(self)(self.members[:count], self.weights[:count].tolist())
+        weights = self.weights[:count].tolist()
+        part = type(self)(self.members[:count], weights if any(weights) else None)
         part.training = self.training
         return part.to(self.weights.device)
 

@@ -3,7 +3,7 @@ r"""Sampler.Exp: draws from the paper's distribution P_t itself, which it left a
     P_t(x, y, y', δ) ∝ exp(η MCE(Σ_j g_j(x + δ), y, y'))
 
 over the examples, the false labels and the perturbations, with the uniform distribution on the feasible perturbations
-of each example (ball and box) as base measure. Three steps make an exact scheme of it:
+of each example (ball and box) as base measure. In three steps:
 
 1. **Gaussian coordinates.** The feasible set of an Linf ball is a box, so δ = lo + (hi − lo) Φ(z) turns its uniform
    distribution into a standard normal for z, and there is no boundary left to bounce off.
@@ -14,8 +14,9 @@ of each example (ball and box) as base measure. Three steps make an exact scheme
    density ratios along the way are importance weights that correct for a chain that is too short and for the different
    normalisers of the examples at once (Neal 2001). y' is summed out along the chain and drawn exactly at its end.
 
-So a weighted batch represents P_t for any number of steps; more steps lower the variance of its weights. Acceptance and
-effective sample size go to the metrics.
+So the weights estimate P_t's normaliser without bias for any number of steps; more steps lower their variance. They are
+normalised over the batch, which biases an example's share by O(1 / batch size). Acceptance and effective sample size go
+to the metrics.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Exp:
     """Draw (y', δ) and an importance weight for every example of the batch, from P_t.
 
     Args:
-        eta: the inverse temperature η; 0 is the uniform distribution, large values approach Max.
-        steps: annealed Langevin moves; each costs a forward and a backward pass of every victim.
+        eta: the inverse temperature η; 0 is the uniform distribution. For large η the distribution concentrates on the
+            worst pairs of the worst examples, and needs more steps.
+        steps: annealed Langevin moves; each costs a forward and a backward pass of every victim, and so does the start.
         step_size: the largest h of a move, up to 2, where it forgets where it stood; h is drawn anew each time from
             the two decades below.
         aggressive: count the learner among the victims.
@@ -69,6 +71,13 @@ class Exp:
     step_size: float = 2.0
     aggressive: bool = True
     reweight: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta < float("inf") or self.steps < 1 or not 0 < self.step_size <= 2:
+            raise InputError(
+                "Exp needs eta >= 0, steps >= 1 and step_size in (0, 2], "
+                f"got {self.eta!r}, {self.steps!r} and {self.step_size!r}"
+            )
 
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator

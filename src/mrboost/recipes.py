@@ -127,32 +127,79 @@ PINOT = Recipe(
 )
 
 
-def _variant(base: Recipe, name: str, how: str, **parts: object) -> Recipe:
-    return replace(base, name=name, summary=f"{base.name} with {how}", **parts)  # type: ignore[arg-type]
-
-
+_DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
+_DELTA_CE = "δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)"
+_PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 _VARIANTS = (
-    _variant(MRBOOST, "mrboost-rndinit", "freshly initialised learners", init=RndInit()),
-    _variant(MRBOOST, "mrboost-whole", "the loss on the whole ensemble", scope=Whole()),
-    _variant(
+    replace(
         MRBOOST,
-        "mrboost-whole-rndinit",
-        "the loss on the whole ensemble and fresh learners",
+        name="mrboost-rndinit",
+        summary="mrboost with freshly initialised learners",
+        init=RndInit(),
+    ),
+    replace(
+        MRBOOST,
+        name="mrboost-whole",
+        summary="mrboost with the loss on the whole ensemble",
+        formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
+        scope=Whole(),
+    ),
+    replace(
+        MRBOOST,
+        name="mrboost-whole-rndinit",
+        summary="mrboost with the loss on the whole ensemble and fresh learners",
+        formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
         scope=Whole(),
         init=RndInit(),
     ),
-    _variant(ROBBOOST, "robboost-perinit", "each learner starting from the last", init=PerInit()),
-    _variant(ROBBOOST, "robboost-ind", "the loss on the learner alone", scope=Ind()),
-    _variant(
+    replace(
         ROBBOOST,
-        "robboost-ind-perinit",
-        "the loss on the learner alone, starting from the last",
+        name="robboost-perinit",
+        summary="robboost with each learner starting from the last",
+        reference=_PAPER,
+        init=PerInit(),
+    ),
+    replace(
+        ROBBOOST,
+        name="robboost-ind",
+        summary="robboost with the loss on the learner alone",
+        formula=f"min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  {_DELTA_CE}",
+        reference=_PAPER,
+        scope=Ind(),
+    ),
+    replace(
+        ROBBOOST,
+        name="robboost-ind-perinit",
+        summary="robboost with the loss on the learner alone, starting from the last",
+        formula=f"min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  {_DELTA_CE}",
+        reference=_PAPER,
         scope=Ind(),
         init=PerInit(),
     ),
-    _variant(MRBOOST, "mrboost-rnd", "a random false label for each example", sampler=Rnd(), objective=OnPairs()),
-    _variant(MRBOOST, "mrboost-max", "the worst false label of each example", sampler=Max(), objective=OnPairs()),
-    _variant(MRBOOST, "mrboost-exp", "draws from the exponential weights P_t", sampler=Exp(), objective=OnPairs()),
+    replace(
+        MRBOOST,
+        name="mrboost-rnd",
+        summary="mrboost with a random false label for each example",
+        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, y'_i)",
+        sampler=Rnd(),
+        objective=OnPairs(),
+    ),
+    replace(
+        MRBOOST,
+        name="mrboost-max",
+        summary="mrboost with the worst false label of each example",
+        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, y')",
+        sampler=Max(),
+        objective=OnPairs(),
+    ),
+    replace(
+        MRBOOST,
+        name="mrboost-exp",
+        summary="mrboost with draws from the exponential weights P_t: faithful, and weak (docs/results)",
+        formula=f"{_PAIR} over (x, y, y', δ) ~ P_t ∝ exp(η MCE(Σ_{{j<=t}} g_j(x + δ), y, y'))",
+        sampler=Exp(),
+        objective=OnPairs(),
+    ),
 )
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(

@@ -73,7 +73,7 @@ def write_report(
         "loss": plots.loss_curves(metrics),
     }
     rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
-    if any(rounds.values()):
+    if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     body = [
         _headline(labels, runs, dataset),

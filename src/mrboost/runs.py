@@ -196,7 +196,7 @@ class Run:
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(f"{path} does not fit model {self.config['model']!r}: {reason}") from None
-        return model.eval()
+        return model.requires_grad_(False).eval()
 
     def _member(self, round_: int, which: str) -> Path:
         check_kind(which)

@@ -1,7 +1,8 @@
 """Samplers: the adversary's move. Given a batch, which perturbed batch does the learner train on?
 
-A sampler decides who is attacked and what the attack raises; how the attack moves (ball, steps, start) comes
-from the recipe's ``PGD``. With g the mean logits of the past members and the learner, y' a false label:
+A sampler decides who is attacked and what the attack raises; the ball comes from the run, and (but for Exp, which has
+moves of its own) steps and start from the recipe. It sees the learner in eval mode on its current weights, and the
+frozen past members. With g the mean logits of the past members and the learner, y' a false label:
 
 ========  =================================================================================================
 Learner   plain adversarial training: the learner alone is attacked
@@ -13,7 +14,7 @@ Exp       a draw from P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), see ``expone
 ========  =================================================================================================
 
 "Aggressive defense" (the default) attacks past members and learner together; without it the learner is left out,
-as in the paper's Algorithm 2, and the first learner trains on uniform draws from the ball, which are P_1.
+as in the paper's Algorithm 2, and the first learner trains on random draws from the ball, clipped to valid images.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class Max:
     """The worst pair of false label and perturbation.
 
     For given logits the worst y' is the largest false logit, since MCE(g, y, y') = CE(g, y) + g_{y'} +
-    log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without trying the labels one by one.
+    log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without trying the labels one by one. It
+    is a local ascent like PGD; an ascent for each label, K − 1 times dearer, finds somewhat worse pairs.
     """
 
     joint: ClassVar[bool] = True

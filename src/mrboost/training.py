@@ -22,6 +22,7 @@ from tqdm import tqdm
 from .checkpoint import Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
+from .devices import place
 from .errors import InputError
 from .evaluation import accuracies
 from .runs import Run
@@ -94,9 +95,7 @@ def fit(
 
 
 def _begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
-    learner.to(fabric.device)
-    if fabric.device.type == "cuda":
-        learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    place(learner, fabric.device)
     recipe = config.recipe
     optimizer = torch.optim.SGD(
         learner.parameters(), lr=config.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
