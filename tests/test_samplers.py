@@ -61,16 +61,16 @@ def summed_mce(networks: Sequence[nn.Module], x: Tensor, y: Tensor) -> Tensor:
     return margin_cross_entropy(logits, y, reduction="none").mean()
 
 
-def test_all_raises_the_ensembles_mce_more_than_other_moves(trained, model, networks, digits) -> None:
+def test_all_raises_the_ensembles_mce_more_than_other_moves(model, undefended, digits) -> None:
     x, y = digits.test.images(), digits.test.y
-    together = [model[0], networks[1]]
+    together = [model[0], undefended]
     noise = (x + ATTACK.threat.uniform(x, torch.Generator().manual_seed(0))).clamp(0, 1)
     with torch.no_grad():
-        ours = summed_mce(together, draw(All(), networks[1], [model[0]], x, y).x, y)
+        ours = summed_mce(together, draw(All(), undefended, [model[0]], x, y).x, y)
         assert ours > summed_mce(together, noise, y)
-        assert ours > summed_mce(together, draw(Learner(), networks[1], [model[0]], x, y).x, y)
-        assert ours > summed_mce(together, draw(All(loss=cross_entropy), networks[1], [model[0]], x, y).x, y)
-        assert ours > summed_mce(together, draw(Past(), networks[1], [model[0]], x, y).x, y)
+        assert ours > summed_mce(together, draw(Learner(), undefended, [model[0]], x, y).x, y)
+        assert ours > summed_mce(together, draw(All(loss=cross_entropy), undefended, [model[0]], x, y).x, y)
+        assert ours > summed_mce(together, draw(Past(), undefended, [model[0]], x, y).x, y)
 
 
 def test_without_aggression_the_learner_does_not_matter(networks, batch) -> None:

@@ -66,7 +66,7 @@ def check(name: str) -> None:
     """Refuse a name that is not registered."""
     _, base = _copies(name)
     if base not in _REGISTRY:
-        raise unknown_name("model", base, _REGISTRY, hint="register your own with mrboost.models.register")
+        raise unknown_name("model", base, _REGISTRY, hint="your own: mrboost.models.register, and --import its module")
 
 
 def _copies(name: str) -> tuple[int, str]:
