@@ -9,7 +9,7 @@ demo: $(INSTALLED)
 	rm -rf demo
 	$(BIN)/mrboost train at --data digits --out demo/at --device cpu
 	$(BIN)/mrboost train at-mce --data digits --out demo/at-mce --device cpu
-	$(BIN)/mrboost train mrboost --data digits --rounds 3 --epochs 12 --out demo/mrboost --device cpu
+	$(BIN)/mrboost train mrboost --data digits --rounds 3 --epochs 10 --out demo/mrboost --device cpu
 	$(BIN)/mrboost evaluate demo/at --device cpu
 	$(BIN)/mrboost evaluate demo/at-mce --device cpu
 	$(BIN)/mrboost evaluate demo/mrboost --device cpu

@@ -3,7 +3,7 @@
 import os
 
 # Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a core, small networks
-# train ten times slower for it. Sleeping costs next to nothing. A setting of the user's stays.
+# train many times slower for it. Sleeping costs them a third on an idle machine. A setting of the user's stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from . import attacks, data, losses, models, recipes
