@@ -103,7 +103,7 @@ def _begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
     average = None
     if recipe.ema is not None:
         # BatchNorm's statistics are averaged with the weights: at a high learning rate those of the latest weights
-        # do not fit the averaged ones at all.
+        # do not fit the averaged ones (docs/design.md has the figures).
         rule = get_ema_multi_avg_fn(recipe.ema)  # type: ignore[no-untyped-call]
         average = AveragedModel(learner, multi_avg_fn=rule, use_buffers=True)
     return Progress(learner, optimizer, average)
