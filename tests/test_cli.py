@@ -90,8 +90,20 @@ def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytes
     assert sum(learned) == pytest.approx(1)
     assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
     assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
+    resumed = mrboost.boost("mrboost", rounds=2, epochs=1, out=folder, resume=True, device="cpu")
+    assert resumed.weights.tolist() == pytest.approx(learned)
+    json_of(capsys, "evaluate", folder, "--attack", "cw", "--n", "40", "--quiet")
+    kept = json.loads((folder / "results.json").read_text())["evaluations"]
+    of_both = [[o["attack"] for o in e["outcomes"]] for e in kept if e["members"] == 2]
+    assert of_both == [["clean", "cw"]], "the figures of the equal weights must not stand beside those of the learned"
     assert "unknown objective 'mean'" in error_of(capsys, "reweight", folder, "--objective", "mean")
     assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
+    curve = json.loads((folder / "results.json").read_text())["curve"]["of"]
+    (folder / "members" / "weights.json").unlink()
+    assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
+    assert json.loads((folder / "results.json").read_text())["curve"]["of"] != curve, "the curve is of other weights"
+    (folder / "members" / "weights.json").write_text('{"of": "best", "weights": ["a", "b"]}')
+    assert "does not hold numbers" in error_of(capsys, "evaluate", folder)
     assert "Round by round" in (folder / "report.html").read_text()
 
 

@@ -66,7 +66,8 @@ def boost(
         run = (runs.Run.resume if resume else runs.Run.create)(out, description)
     with run.locked() if run is not None else nullcontext():
         members = _rounds(config, dataset, fabric, run, progress)
-    return recipe.combine(members).requires_grad_(False).eval().to(fabric.device)
+    weights = run.load_weights("best", len(members)) if run is not None else None
+    return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:

@@ -19,7 +19,7 @@ from .weights import learn_weights
 
 
 def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
-    """The data that a run was trained on, checked to be of the same shape."""
+    """The data that a run was trained on, checked to be the same training images."""
     name, place = run.config["data"], data_dir or run.config.get("data_dir")
     if name.startswith("folder:") and data_dir is not None:
         name = f"folder:{Path(data_dir) / Path(name).name}"
@@ -117,11 +117,17 @@ def evaluate_run(
 
 
 def _keep(run: Run, which: str, members: int, result: Evaluation) -> None:
-    """Merge by what was measured: weights, members, ball and images; a repeated attack replaces the older figure."""
-    new: dict[str, Any] = {"weights": which, "members": members, **result.to_dict()}
+    """Merge by what was measured: weights, members, ball and images; a repeated attack replaces the older figure.
+
+    Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
+    """
+    of = run.fingerprint(which, members)
+    new: dict[str, Any] = {"weights": which, "members": members, "of": of, **result.to_dict()}
     results = run.results
     kept = []
     for old in results.get("evaluations", []):
+        if all(old[key] == new[key] for key in ("weights", "members")) and old.get("of") != of:
+            continue
         if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")):
             again = {outcome["attack"] for outcome in new["outcomes"]}
             new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])

@@ -173,11 +173,12 @@ class Run:
             done += 1
         return done
 
-    def fingerprint(self) -> str:
-        """A short name for the best weights that are there now."""
-        digest = hashlib.blake2b(digest_size=8)
-        for round_ in range(1, self.rounds_done() + 1):
-            digest.update(self._member(round_, "best").read_bytes())
+    def fingerprint(self, which: str = "best", members: int | None = None) -> str:
+        """A short name for a classifier of the run: the files of its first ``members`` and their learned weights."""
+        done = self.rounds_done()
+        digest = hashlib.blake2b(repr(self.load_weights(which, done)).encode(), digest_size=8)
+        for round_ in range(1, (done if members is None else members) + 1):
+            digest.update(self._member(round_, which).read_bytes())
         return digest.hexdigest()
 
     def new_model(self) -> nn.Module:
@@ -212,6 +213,8 @@ class Run:
         kept = read_json(path) if path.exists() else {}
         if kept.get("of") != which or not isinstance(weights := kept.get("weights"), list) or len(weights) != members:
             return None
+        if not all(isinstance(weight, int | float) for weight in weights):
+            raise InputError(f"{path} does not hold numbers: learn the weights again with mrboost reweight")
         return weights
 
     # Results

@@ -133,7 +133,6 @@ def _train_epoch(
             _set_rate(optimizer, config, (state.epoch + step / len(batches)) / config.epochs)
             with fabric.autocast():
                 sample = recipe.sampler(Turn(attack, state.learner, past, x, y, generator))
-            with fabric.autocast():
                 losses, logits = recipe.objective(scope, sample)
             weighted = losses if sample.weight is None else losses * sample.weight
             optimizer.zero_grad()
