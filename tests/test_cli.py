@@ -270,6 +270,18 @@ def test_an_unwritable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "cannot write the run folder" in error_of(capsys, "train", "at", "--out", tmp_path / "run")
 
 
+def test_an_evaluation_that_cannot_be_kept_is_still_shown(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, results: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mrboost.runs.Run, "save_results", full)
+    assert main(["evaluate", str(run), "--attack", "fgsm", "--n", "20", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "fgsm" in out
+    assert "not kept" in err
+    assert "No space left" in err
+
+
 def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot write the run folder" in error_of(capsys, "train", "at", "--out", tmp_path / "file" / "run")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from . import data as datasets
 from .attacks import PGD
@@ -112,7 +115,10 @@ def evaluate_run(
     result = evaluate(
         model, test.images(), test.y, attack, eps=eps, norm=norm, batch_size=batch_size, progress=progress
     )
-    _keep(run, which, len(model), result)
+    try:
+        _keep(run, which, len(model), result)
+    except OSError as error:  # a run that one may only read can be evaluated all the same
+        tqdm.write(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}", file=sys.stderr)
     return result
 
 
