@@ -230,7 +230,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--n", "0"], "n must be 1 to 355"),
         (["--rounds", "2"], "rounds must be 1 to 1"),
         (["--n", "1000"], "n must be 1 to 355"),
-        (["--eps", "0"], "eps must be positive and finite, got 0.0"),
+        (["--eps", "-1"], "eps must be positive and finite, got -1.0"),
         (["--batch-size", "-1"], "batch_size must be at least 1, got -1"),
         (["--norm", "L2"], "give --eps for norm 'L2'"),
         (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),

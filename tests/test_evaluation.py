@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import InputError
-from mrboost.attacks import CW, FGSM, PGD
-from mrboost.evaluation import format_eps, robustness_curve, wilson_interval
+from mrboost import InputError, evaluation, intake
+from mrboost.adaptive import adaptive
+from mrboost.attacks import APGD, CW, FAB, FGSM, PGD, AutoAttack, Square, autoattack
+from mrboost.curves import robustness_curve
+from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
 
 
 def test_figures_equal_a_direct_computation(model, digits) -> None:
@@ -80,7 +84,8 @@ def test_prints_a_table_and_dumps_json(model, batch) -> None:
     result = mrboost.evaluate(model, *batch, ["fgsm", "cw"], eps=8 / 255)
     lines = str(result).splitlines()
     assert lines[0] == "64 images, Linf eps = 8/255"
-    assert [line.split()[0] for line in lines[2:]] == ["clean", "fgsm", "cw"]
+    assert [line.split()[0] for line in lines[2:]] == ["clean", "fgsm", "cw", "worst"]
+    assert result.worst[0] <= min(result["fgsm"].accuracy, result["cw"].accuracy)
     document = json.loads(result.to_json())
     assert document["n"] == 64
     assert document["outcomes"][1]["accuracy"] == result["fgsm"].accuracy
@@ -115,7 +120,7 @@ def test_memory_running_out_halves_the_batch(batch) -> None:
             raise torch.OutOfMemoryError("no room")
         return x.flatten(1)[:, :10]
 
-    result = mrboost.evaluate(small_memory, *batch, [], eps=0.1)
+    result = mrboost.evaluate(small_memory, *batch, [], eps=0.1, check=False)
     assert result.n == 64
     assert sizes == [1, 64, 32, 16, 16, 16, 16]  # the first is the look at the logits' shape
     with pytest.raises(torch.OutOfMemoryError):
@@ -157,3 +162,175 @@ def test_refuses_what_is_not_an_attack(model, batch) -> None:
 
 def test_radii_are_named_in_grey_levels_where_they_are() -> None:
     assert [format_eps(eps) for eps in (8 / 255, 0.1, 0.3, 1 / 255, 1.0)] == ["8/255", "0.1", "0.3", "1/255", "1"]
+
+
+FAST = {  # AutoAttack's parts, in a small size
+    "apgd": APGD(0.15, steps=10),
+    "fab": FAB(0.15, steps=5, targets=2),
+    "square": Square(0.15, steps=30),
+}
+
+
+@pytest.fixture
+def small_autoattack(monkeypatch: pytest.MonkeyPatch) -> AutoAttack:
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: tuple(FAST.values()))
+    return AutoAttack(0.15, version="small")
+
+
+def test_autoattack_reports_its_stages_and_the_worst_case(model, digits, small_autoattack) -> None:
+    x, y = digits.test.images()[:80], digits.test.y[:80]
+    result = mrboost.evaluate(model, x, y, [small_autoattack, PGD(0.15, steps=20)])
+    outcome = result["autoattack-small"]
+    assert [stage.attack for stage in outcome.stages] == ["apgd-ce", "fab-t", "square"]
+    falling = [result["clean"].accuracy, *(stage.accuracy for stage in outcome.stages)]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[-1] == outcome.accuracy
+    assert outcome.seconds == pytest.approx(sum(stage.seconds for stage in outcome.stages))
+    both = [a and b for a, b in zip(outcome.correct, result["pgd-20"].correct, strict=True)]
+    assert result.worst[0] == sum(both) / 80
+    assert result.worst[1] == wilson_interval(sum(both), 80)
+    lines = str(result).splitlines()
+    assert [line.split()[0] for line in lines[2:8]] == [
+        "clean",
+        "apgd-ce",
+        "fab-t",
+        "square",
+        "autoattack-small",
+        "pgd-20",
+    ]
+    assert "worst case" in lines[8]
+    assert json.loads(result.to_json())["outcomes"][1]["stages"][0]["attack"] == "apgd-ce"
+
+
+def test_takes_loaders_splits_and_one_hot_labels(model, digits, small_autoattack, monkeypatch) -> None:
+    split = digits.test[:50]
+    x, y = split.images(), split.y
+    expected = mrboost.evaluate(model, x, y, [small_autoattack, "pgd-3"], eps=0.15)
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)  # three chunks
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    one_hot = torch.nn.functional.one_hot(y, 10)
+    for given in ((x, y), (split, None), (loader, None), (x, one_hot), (x.numpy(), one_hot.float().numpy())):
+        result = mrboost.evaluate(model, *given, [small_autoattack, "pgd-3"], eps=0.15)
+        assert result.n == 50
+        for name in ("clean", "autoattack-small", "pgd-3"):
+            assert result[name].correct == expected[name].correct
+    assert max(len(images) for images, _ in intake.chunks(split, None)) == 20
+    for bad, message in (((x, one_hot * 2), "labels must have shape"), ((iter([]), None), "data are empty")):
+        with pytest.raises(InputError, match=message):
+            mrboost.evaluate(model, *bad, "fgsm")
+    with pytest.raises(InputError, match=r"must give pairs \(images, labels\), it gave Tensor"):
+        mrboost.evaluate(model, iter([x]), None, "fgsm")
+
+
+def test_eps_of_zero_is_clean_accuracy(model, batch) -> None:
+    result = mrboost.evaluate(model, *batch, ["autoattack", "pgd-20"], eps=0)
+    assert result["autoattack"].correct == result["pgd-20"].correct == result["clean"].correct
+    assert result.eps == 0
+    with pytest.raises(InputError, match=r"eps must be positive and finite, got -0\.1"):
+        mrboost.evaluate(model, *batch, "pgd-20", eps=-0.1)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_adversarial_examples_can_be_kept(model, batch, small_autoattack, tmp_path, suffix: str) -> None:
+    path = tmp_path / f"examples.{suffix}"
+    result = mrboost.evaluate(model, *batch, {"aa": small_autoattack, "pgd": PGD(0.15, steps=5)}, examples=path)
+    kept = dict(np.load(path)) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
+    assert sorted(kept) == ["aa", "pgd", "y"]
+    for name in ("aa", "pgd"):
+        again = mrboost.evaluate(model, kept[name], kept["y"], [], check=False)
+        assert again["clean"].correct == result[name].correct
+        assert np.abs(kept[name] - batch[0].numpy()).max() <= 0.15 + 1e-6
+    with pytest.raises(InputError, match=r"\.safetensors or \.npz, got 'here.pt'"):
+        mrboost.evaluate(model, *batch, "fgsm", examples="here.pt")
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(model, digits, small_autoattack, tmp_path, monkeypatch):
+    """Stopped at every possible look at the lanes, and between chunks and attacks."""
+    split = digits.test[:45]
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)
+    monkeypatch.setattr(evaluation, "SAVE_EVERY", 0.0)
+    attacks = {"pgd": PGD(0.15, steps=3), "aa": small_autoattack}
+    expected = mrboost.evaluate(model, split, None, attacks, check=False)
+    calls = 0
+
+    def interrupted(images: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 110 == 0:
+            raise KeyboardInterrupt
+        return model(images)
+
+    def wrapped(images: Tensor) -> Tensor:
+        return interrupted(images)
+
+    attempts = 0
+    while attempts < 30:
+        attempts += 1
+        try:
+            result = mrboost.evaluate(wrapped, split, None, attacks, check=False, keep=tmp_path / "parts", resume=True)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert attempts in range(3, 30)
+    for name in ("clean", "pgd", "aa"):
+        assert result[name].correct == expected[name].correct
+        assert result[name].margin == pytest.approx(expected[name].margin, abs=1e-3)
+    assert not list((tmp_path / "parts").glob("*unfinished*"))
+
+
+def test_parts_of_another_evaluation_do_not_count(model, undefended, batch, tmp_path) -> None:
+    mrboost.evaluate(model, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", check=False)
+    expected = mrboost.evaluate(undefended, *batch, {"a": PGD(0.15, steps=3)}, check=False)
+    result = mrboost.evaluate(
+        undefended, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+    )
+    assert result["a"].correct == expected["a"].correct
+    weaker = mrboost.evaluate(
+        undefended, *batch, {"a": PGD(0.01, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+    )
+    assert weaker["a"].accuracy > result["a"].accuracy
+
+
+def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> None:
+    x, y = digits.test.images()[:100], digits.test.y[:100]
+    first, second = (mrboost.evaluate(m, x, y, "pgd-10", eps=0.15)["pgd-10"] for m in (model, undefended))
+    found = mrboost.compare(first, second)
+    assert found.only_first - found.only_second == round(100 * (first.accuracy - second.accuracy))
+    assert found.p_value < 1e-6
+    assert mrboost.compare(first, first) == Comparison(0, 0, 1.0)
+    with pytest.raises(InputError, match="same points only, these have 100 and 64"):
+        mrboost.compare(first, mrboost.evaluate(model, x[:64], y[:64], "fgsm")["fgsm"])
+
+
+def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
+    result = mrboost.evaluate(model, *batch, {"autoattack": small_autoattack})
+    card = robustbench_summary(result, name="mine", dataset="digits", architecture="cnn-digits", link="here")
+    assert card["clean_acc"] == f"{100 * result['clean'].accuracy:.2f}"
+    assert card["autoattack_acc"] == f"{100 * result['autoattack'].accuracy:.2f}"
+    assert (card["threat_model"], card["eps"], card["link"]) == ("Linf", "0.15", "here")
+    json.dumps(card)
+
+
+def test_doubts_are_part_of_the_result(undefended, digits) -> None:
+    """A defence that rounds its input has no gradients; the square attack still breaks it, and the table says so."""
+
+    def masked(images: Tensor) -> Tensor:
+        return undefended((images * 15).round() / 15 + 0 * images)
+
+    x, y = digits.test.images()[:40], digits.test.y[:40]
+    result = mrboost.evaluate(masked, x, y, {"pgd-5": PGD(0.2, steps=5), "square": Square(0.2, steps=200)})
+    assert {doubt.check for doubt in result.doubts} >= {"zero-gradient", "black-box"}
+    assert "doubt: square breaks" in str(result)
+    assert mrboost.evaluate(masked, x, y, "pgd-5", eps=0.2, check=False).doubts == ()
+
+
+def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
+    x, y = batch[0][:12], batch[1][:12]
+    assert list(adaptive(undefended, 0.1)) == ["autoattack", "apgd-mce"]
+    pair = mrboost.Ensemble([model, undefended])
+    assert list(adaptive(pair, 0.1)) == ["autoattack", "apgd-mce", "member 1", "member 2"]
+    mixture = mrboost.Mixture([model, undefended], [0.5, 0.5])
+    attacks = adaptive(mixture, 0.1)
+    assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
+    result = mrboost.evaluate(mixture, x, y, attacks)
+    assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)

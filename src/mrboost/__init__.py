@@ -10,7 +10,8 @@ from . import attacks, data, losses, models, recipes
 from .boosting import boost
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .evaluation import Evaluation, evaluate
+from .evaluation import evaluate
+from .outcomes import Evaluation, compare
 from .recipes import Recipe
 from .runs import load
 
@@ -24,6 +25,7 @@ __all__ = [
     "Recipe",
     "attacks",
     "boost",
+    "compare",
     "data",
     "evaluate",
     "load",

@@ -119,6 +119,12 @@ def _evaluate_command(sub: Any) -> _Parser:
     p.add_argument("--rounds", type=int, metavar="T", help="only the first T members (default: all)")
     p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
     p.add_argument("--weights", default="best", metavar="W", help="best (default), last, or best,last")
+    p.add_argument("--adaptive", action="store_true", help="also the attacks that fit the model, AutoAttack among them")
+    p.add_argument(
+        "--no-check", dest="check", action="store_false", help="do not look for reasons to doubt the figures"
+    )
+    p.add_argument("--examples", type=Path, metavar="FILE", help="keep the adversarial images: .safetensors or .npz")
+    p.add_argument("--resume", action="store_true", help="go on with an evaluation that was interrupted")
     p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
     _shared(p)
     return p

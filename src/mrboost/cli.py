@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,8 @@ from .arguments import parse
 from .boosting import boost
 from .config import Options, describe_parts
 from .errors import InputError
-from .evaluation import format_eps
-from .results import evaluate_run, reweight_run
+from .outcomes import format_eps
+from .results import evaluate_run, reweight_run, unfinished
 from .runs import Run, check_kind
 from .schedules import SCHEDULES
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nmrboost: interrupted; a training keeps its whole epochs and goes on with --resume", file=sys.stderr)
+        print("\nmrboost: interrupted; --resume goes on, a training after its last whole epoch", file=sys.stderr)
         return 130
     return 0
 
@@ -118,6 +119,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     kinds = options.weights.split(",")
     for which in kinds:
         check_kind(which)
+    if options.examples and len(kinds) * len(stages) > 1:
+        raise InputError("--examples holds those of one classifier: leave out --staged and give one kind of --weights")
     planned = Run.open(options.target).config["rounds"]
     if 0 < members < planned:
         print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
@@ -136,11 +139,16 @@ def _evaluate(options: argparse.Namespace) -> None:
                 data_dir=options.data_dir,
                 verify=options.verify,
                 progress=not options.quiet,
+                check=options.check,
+                fit=options.adaptive,
+                resume=options.resume,
+                examples=options.examples,
             )
             documents.append({"weights": which, "members": rounds, **result.to_dict()})
             if not options.json:
                 of = f" of the first {rounds} of {members} members" if members > 1 else ""
                 print(f"{options.target}, {which} weights{of}: {result}")
+    shutil.rmtree(unfinished(Run.open(options.target)), ignore_errors=True)
     if options.json:
         print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))
 

@@ -1,132 +1,121 @@
-"""How robust is a classifier? Accuracy and margins, clean and under attack, of any model or run.
+"""How robust is a classifier? Accuracy and margins, clean and under attack, of any model on any number of images.
 
-``evaluate`` gives an ``Evaluation``: one ``Outcome`` for the clean images and one for each attack. It prints as a
-table and dumps as JSON. All figures are computed in the model's own precision, image by image, on the images given.
+``evaluate`` gives an ``Evaluation``. Images are taken chunk by chunk, so memory does not grow with their number; what
+is finished of a long evaluation can be kept in a folder and gone on with. All figures are computed in the model's own
+precision, image by image.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from .attacks import Attack, Classifier, attacked, named
-from .attacks.base import check_batch, check_logits
+from .attacks import Attack, AutoAttack, Classifier, Search, Transfer, attacked, named
+from .attacks.base import Untouched, check_logits
+from .attacks.search import Points, run, seed_of
+from .config import describe_parts
 from .data import Split
 from .devices import device_of, dtype_of
+from .doubts import Doubt, doubts_of, probe
 from .ensemble import Mixture
 from .errors import InputError
+from .intake import Images, chunks, count
 from .losses import margin
+from .outcomes import Evaluation, Outcome, Stage
+from .parts import Parts, content, identity
+from .storage import State, replace_file, write_tensors
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one attack left of the accuracy.
-
-    ``correct`` says of each image whether it withstood (for a randomised classifier: with which probability),
-    ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
-    largest other one on the attacked images, ``min_margin`` the least of them.
-    """
-
-    attack: str
-    accuracy: float
-    interval: tuple[float, float]
-    margin: float
-    min_margin: float
-    per_class: tuple[float | None, ...]
-    seconds: float
-    correct: tuple[float, ...] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where the attacks differ."""
-
-    eps: float | None
-    norm: str | None
-    n: int
-    outcomes: tuple[Outcome, ...]
-
-    def __getitem__(self, attack: str) -> Outcome:
-        for outcome in self.outcomes:
-            if outcome.attack == attack:
-                return outcome
-        raise KeyError(f"{attack!r} was not evaluated, only {', '.join(o.attack for o in self.outcomes)}")
-
-    def __str__(self) -> str:
-        ball = "several balls" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
-        head = f"{self.n} images, {ball}"
-        lines = [
-            head,
-            f"{'attack':<14}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}",
-        ]
-        for o in self.outcomes:
-            low, high = o.interval
-            lines.append(
-                f"{o.attack:<14}{o.accuracy:>9.2%}   {f'{low:.2%} – {high:.2%}':<16}"
-                f"{o.margin:>8.2f}{o.min_margin:>8.2f}{o.seconds:>9.1f}"
-            )
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+SAVE_EVERY = 20.0
+"""Seconds between two savings inside a chunk."""
 
 
 def evaluate(
     model: Classifier,
-    x: Tensor,
-    y: Tensor,
+    x: Images,
+    y: Tensor | None = None,
     attack: Attacks = DEFAULT_ATTACKS,
     *,
     eps: float = 8 / 255,
     norm: str = "Linf",
     batch_size: int | None = None,
     progress: bool = False,
+    check: bool = True,
+    keep: str | Path | None = None,
+    resume: bool = False,
+    examples: str | Path | None = None,
 ) -> Evaluation:
     """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean and under each attack.
 
     Args:
         model: an ``nn.Module`` on any device, or a differentiable function, that returns logits.
-        x, y: tensors (or arrays) of images and integer labels; they are moved to the model batch by batch.
-        attack: a name (``fgsm``, ``pgd-20``, ``pgd-mce-20``, ``cw``), an attack, several of them, or a
-            mapping from labels to attacks. Clean accuracy is always reported.
-        eps, norm: the ball of attacks given by name.
+        x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the model batch by batch.
+            Without ``y``, a ``Split`` or any iterable of pairs (images, labels), such as a ``DataLoader``.
+        attack: a name (``autoattack``, ``apgd-ce``, ``square``, ``fgsm``, ``pgd-20``, ``pgd-mce-20``, ``cw``), an
+            attack, several of them, or a mapping from labels to attacks. Clean accuracy is always reported.
+        eps, norm: the ball of attacks given by name; with eps 0 every attack leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
         progress: show a progress bar on standard error.
+        check: look for reasons to doubt the figures.
+        keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove it when you are done.
+        examples: a file, .safetensors or .npz, for the adversarial images of each attack.
 
     Example:
-        >>> print(evaluate(model, x, y, ["pgd-20", "cw"], eps=0.1))  # doctest: +SKIP
+        >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
-    x, y = _tensors(x, y)
-    check_batch(x, y)
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}: leave it out to have it chosen")
-    device = device_of(model)
-    with attacked(model):
-        check_logits(model, x[:1].to(device, dtype_of(model, x.dtype)), y.to(device))
+    if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
+        raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
     attacks = resolve_attacks(attack, eps, norm)
-    outcomes = []
-    with tqdm(total=len(x) * (len(attacks) + 1), unit="image", disable=None if progress else True) as bar:
-        for label, one in ({"clean": None} | attacks).items():
-            bar.set_description(label)
-            outcomes.append(_outcome(label, model, x, y, one, batch_size, bar.update))
     balls = {(getattr(one, "eps", None), getattr(one, "norm", None)) for one in attacks.values()} or {(eps, norm)}
     common = balls.pop() if len(balls) == 1 else (None, None)
-    return Evaluation(common[0], common[1], len(x), tuple(outcomes))
+    parts = Parts(None if keep is None else Path(keep), resume=resume)
+    model_is = "" if keep is None else identity(model)
+    found: dict[str, list[State]] = {label: [] for label in ("clean", *attacks)}
+    doubts: list[Doubt] = []
+    labels: list[Tensor] = []
+    with tqdm(unit="evaluation", unit_scale=True, disable=None if progress else True) as bar:
+        for number, (images, targets) in enumerate(chunks(x, y)):
+            chunk = _Chunk(model, images, targets, sum(map(len, labels)), batch_size)
+            if number == 0:
+                images_in_all = count(x)
+                each = sum(chunk.work(one) for one in (None, *attacks.values()))
+                bar.total = None if images_in_all is None else images_in_all * each
+                if check:
+                    bar.set_description("looking for doubts")
+                    doubts = chunk.probe(common[0] or eps, common[1] or norm)
+            labels.append(targets)
+            chunk_is = "" if keep is None else chunk.fingerprint()
+            for label, one in ({"clean": None} | attacks).items():
+                bar.set_description(label)
+                of = f"{model_is} {chunk_is} {json.dumps(describe_parts(one), default=str)}"
+                place = _Place(parts, f"{number}-{list(found).index(label)}", of)
+                part = place.get()
+                if part is None:
+                    part = chunk.attack(one, bar.update, place)
+                    place.put(part)
+                else:
+                    bar.update(len(images) * chunk.work(one))
+                found[label].append(part if examples is not None else {k: v for k, v in part.items() if k != "adv"})
+    if examples is not None:
+        _write_examples(Path(examples), found, torch.cat(labels))
+    whole = {label: _joined(parts_) for label, parts_ in found.items()}
+    outcomes = [_outcome(label, whole[label], attacks.get(label), torch.cat(labels)) for label in found]
+    if check:
+        doubts += _doubts(whole, attacks)
+    return Evaluation(common[0], common[1], sum(map(len, labels)), tuple(outcomes), tuple(doubts))
 
 
 def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
@@ -136,7 +125,7 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
         for item in [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack:
             if item == "clean":
                 continue
-            one = named(item, eps, norm) if isinstance(item, str) else item
+            one = (named(item, eps, norm) if eps else Untouched(item, norm)) if isinstance(item, str) else item
             label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
             if label in found and found[label] != one:
                 label = f"{label} ({len(found) + 1})"
@@ -147,92 +136,159 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
     return found
 
 
-def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors, integer labels of any width as int64; tensors as they are."""
-    images = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-    if isinstance(y, Tensor):
-        return images, y
-    labels = np.array(y)
-    return images, torch.from_numpy(labels.astype(np.int64) if labels.dtype.kind in "iu" else labels)
+@dataclass(frozen=True)
+class _Place:
+    """Where a part of the evaluation is kept."""
+
+    parts: Parts
+    name: str
+    of: str
+
+    def get(self, stage: str = "") -> State | None:
+        return self.parts.get(self.name + stage, self.of)
+
+    def put(self, tensors: State, stage: str = "") -> None:
+        self.parts.put(self.name + stage, self.of, tensors)
+
+
+class _Chunk:
+    """Some of the images, on their way through the attacks."""
+
+    def __init__(self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None) -> None:
+        self.model, self.first, self.batch_size = model, first, batch_size
+        self.device = device_of(model) if isinstance(model, nn.Module) else x.device
+        self.x, self.y = x.to(dtype_of(model, x.dtype)), y
+        with attacked(model):
+            self.classes = check_logits(model, self.x[:1].to(self.device), y)
+
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(content(self.x) + content(self.y), digest_size=16).hexdigest()
+
+    def work(self, attack: Attack | None) -> int:
+        """Evaluations that an attack may take for one image."""
+        work = getattr(attack, "work", None)
+        return 1 if work is None else int(work(self.classes))
+
+    def probe(self, eps: float, norm: str, n: int = 64) -> list[Doubt]:
+        """What the model itself gives to doubt, on as many images as there is memory for."""
+        try:
+            return probe(self.model, self.x, self.y, eps=eps, norm=norm, n=n)
+        except torch.OutOfMemoryError:
+            return self.probe(eps, norm, n // 4) if n >= 4 else []
+
+    def attack(self, attack: Attack | None, tell: Callable[[int], object], place: _Place) -> State:
+        """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the ``stage`` that broke it."""
+        if isinstance(attack, Search | AutoAttack):
+            return self._search(attack, tell, place)
+        began, work = time.perf_counter(), self.work(attack)
+        found: dict[str, list[Tensor]] = {"correct": [], "margin": [], "adv": []}
+        for images, logits, labels in attacked_batches(self.model, self.x, self.y, attack, self.batch_size, self.first):
+            found["correct"].append(_is_correct(self.model, images, logits, labels))
+            found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
+            if attack is not None:
+                found["adv"].append(images.cpu())
+            tell(len(labels) * work)
+        seconds = torch.tensor([[time.perf_counter() - began]])
+        return {key: torch.cat(values) for key, values in found.items() if values} | {"seconds": seconds}
+
+    def _search(self, attack: Search | AutoAttack, tell: Callable[[int], object], place: _Place) -> State:
+        searches = attack.searches if isinstance(attack, AutoAttack) else (attack,)
+        clock = _Clock(len(searches))
+        earlier = place.get("-unfinished")
+
+        def resume(points: Points) -> int:
+            if earlier is None:
+                return 0
+            clock.go_on(earlier["seconds"], int(earlier["stage"]))
+            points.restore(earlier)
+            return clock.stage
+
+        def hear(points: Points, stage: int) -> None:
+            if clock.tick(stage):
+                place.put(points.saved() | {"seconds": clock.seconds, "stage": torch.tensor(stage)}, "-unfinished")
+
+        points = run(
+            self.model, self.x.to(self.device), self.y.to(self.device), searches, seed_of(attack.seed, None),
+            lanes=self.batch_size, first=self.first, resume=resume, tell=hear, work=tell,
+        )  # fmt: skip
+        place.parts.drop(place.name + "-unfinished")
+        return {
+            "correct": points.alive, "margin": -points.margin.cpu().double(), "adv": points.adv.cpu(),
+            "stage": points.broken_by, "seconds": clock.seconds[None],
+        }  # fmt: skip
+
+
+class _Clock:
+    """Seconds spent in each stage, and when to save."""
+
+    def __init__(self, stages: int) -> None:
+        self.seconds, self.stage = torch.zeros(stages, dtype=torch.float64), 0
+        self._last = self._saved = time.perf_counter()
+
+    def go_on(self, seconds: Tensor, stage: int) -> None:
+        self.seconds, self.stage = seconds, stage
+
+    def tick(self, stage: int) -> bool:
+        """Count the time since the last tick for the stage that ran; True when it is time to save."""
+        now = time.perf_counter()
+        self.seconds[self.stage] += now - self._last
+        self._last, self.stage = now, min(stage, len(self.seconds) - 1)
+        if now - self._saved < SAVE_EVERY:
+            return False
+        self._saved = now
+        return True
+
+
+def _joined(parts: Sequence[State]) -> State:
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != "adv"}
+
+
+def _outcome(label: str, known: State, attack: Attack | None, y: Tensor) -> Outcome:
+    seconds = known["seconds"].sum(dim=0)
+    stages: list[Stage] = []
+    if isinstance(attack, AutoAttack):
+        for number, search in enumerate(attack.searches, start=1):
+            left = _left(known["stage"], number).double().mean().item()
+            stages.append(Stage(search.name, left, seconds[number - 1].item()))
+    return Outcome.of(label, known["correct"], known["margin"], y, seconds.sum().item(), stages)
+
+
+def _doubts(known: Mapping[str, State], attacks: Mapping[str, Attack]) -> list[Doubt]:
+    """What the outcomes say against each other, and the stages of AutoAttack."""
+    transfers = [label for label, one in attacks.items() if isinstance(one, Transfer)]
+    found = doubts_of({label: parts["correct"] for label, parts in known.items()}, black_box=transfers)
+    for label, one in attacks.items():
+        if isinstance(one, AutoAttack):
+            stage = known[label]["stage"]
+            stages = {search.name: _left(stage, number) for number, search in enumerate(one.searches, start=1)}
+            found += doubts_of(stages, cumulative=True)
+    return found
+
+
+def _left(stage: Tensor, number: int) -> Tensor:
+    """Which points stand after stage ``number``."""
+    return (stage < 0) | (stage > number)
+
+
+def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor) -> None:
+    tensors = {label: torch.cat([part["adv"] for part in parts]) for label, parts in found.items() if label != "clean"}
+    tensors["y"] = y
+    if path.suffix == ".npz":
+        with io.BytesIO() as buffer:
+            np.savez(buffer, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+            replace_file(path, buffer.getvalue())
+    else:
+        write_tensors(path, tensors, {"images": "adversarial, in [0, 1]", "attacks": sorted(tensors.keys() - {"y"})})
 
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
     """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    clean, robust = (_correct(model, split.images(), split.y, one) for one in (None, attack))
+    clean, robust = (still_correct(model, split.images(), split.y, one) for one in (None, attack))
     return clean.double().mean().item(), robust.double().mean().item()
 
 
-def robustness_curve(
-    model: Classifier,
-    x: Tensor,
-    y: Tensor,
-    radii: Sequence[float],
-    *,
-    attack: str = "pgd-20",
-    norm: str = "Linf",
-    progress: bool = False,
-) -> list[tuple[float, float]]:
-    """Accuracy against growing radii, ``[(0, clean), (eps, accuracy), …]``.
-
-    The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
-    survivors of the last.
-    """
-    alive = torch.ones(len(x), dtype=torch.float64)  # probabilities, for a randomised classifier
-    curve: list[tuple[float, float]] = []
-    for eps in tqdm([0.0, *sorted(radii)], desc="radii", disable=None if progress else True):
-        one = named(attack, eps, norm) if eps > 0 else None
-        survivors = alive.nonzero().squeeze(1)
-        if len(survivors):
-            alive[survivors] = alive[survivors].minimum(_correct(model, x[survivors], y[survivors], one).double())
-        curve.append((eps, alive.mean().item()))
-    return curve
-
-
-def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
-    """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
-    found: list[float] = []
-    for _, logits, labels in _attacked(model, x, y, attack):
-        found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()
-    return found
-
-
-def format_eps(eps: float) -> str:
-    """``8/255`` where eps is a whole number of grey levels, the number itself elsewhere."""
-    levels = eps * 255
-    return f"{round(levels)}/255" if math.isclose(levels, round(levels), rel_tol=1e-6) and levels < 255 else f"{eps:g}"
-
-
-def _outcome(
-    label: str,
-    model: Classifier,
-    x: Tensor,
-    y: Tensor,
-    attack: Attack | None,
-    batch_size: int | None,
-    tell: Callable[[int], object],
-) -> Outcome:
-    began = time.perf_counter()
-    correct_parts, margin_parts = [], []
-    for images, logits, labels in _attacked(model, x, y, attack, batch_size):
-        correct_parts.append(_is_correct(model, images, logits, labels))
-        margin_parts.append(-margin(logits, labels, reduction="none").cpu().double())
-        tell(len(labels))
-    correct, margins, y = torch.cat(correct_parts), torch.cat(margin_parts), y.cpu()
-    classes = range(int(y.max()) + 1)
-    return Outcome(
-        attack=label,
-        accuracy=correct.double().mean().item(),
-        interval=wilson_interval(correct.double().sum().item(), len(correct)),
-        margin=margins.mean().item(),
-        min_margin=margins.min().item(),
-        per_class=tuple(correct[y == k].double().mean().item() if (y == k).any() else None for k in classes),
-        seconds=time.perf_counter() - began,
-        correct=tuple(correct.tolist()),
-    )
-
-
-def _correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
-    return torch.cat([_is_correct(model, *batch) for batch in _attacked(model, x, y, attack)])
+def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
+    return torch.cat([_is_correct(model, *batch) for batch in attacked_batches(model, x, y, attack)])
 
 
 def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -243,11 +299,12 @@ def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tenso
     return (logits.argmax(dim=1) == labels).cpu()
 
 
-def _attacked(
-    model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None
+def attacked_batches(
+    model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None, first: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels."""
-    device, dtype = device_of(model), dtype_of(model, x.dtype)
+    device = device_of(model) if isinstance(model, nn.Module) else x.device
+    dtype = dtype_of(model, x.dtype)
     size = min(len(x), batch_size or max(16, min(1024, 2**20 // x[0].numel())))
     position = 0
     while position < len(x):
@@ -265,13 +322,9 @@ def _attacked(
             continue
         if logits.isnan().any():
             index = position + int(logits.isnan().any(dim=1).nonzero()[0])
-            raise InputError(f"the model's logits for image {index} are NaN: its weights or the image are not finite")
+            under = "" if attack is None else f" under {getattr(attack, 'name', type(attack).__name__)}"
+            raise InputError(
+                f"the model's logits for image {first + index}{under} are NaN: its weights or the image are not finite"
+            )
         yield images, logits, labels
         position += size
-
-
-def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % confidence interval of a proportion, sound at 0 and 1 too (Wilson 1927)."""
-    p = successes / n
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))

@@ -9,12 +9,13 @@ cross_entropy          CE(g, y) = log Σ_j exp g_j − g_y
 margin_cross_entropy   MCE(g, y, y') = CE(g, y) + CE(−g, y');  MCE-A(g, y) = Σ_{y'≠y} MCE(g, y, y') / (K − 1)
 margin                 max_{j≠y} g_j − g_y
 dlr                    (max_{j≠y} g_j − g_y) / (g_(1) − g_(3)),  g_(i) the i-th largest logit
+targeted_dlr           (g_y' − g_y) / (g_(1) − (g_(3) + g_(4)) / 2),  y' the label aimed at
 kl_divergence          KL(softmax p ‖ softmax q), of two batches of logits
 =====================  ============================================================================
 
 References: Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022 (MCE; the definition is the one
 of its appendix, which averages over the K − 1 false labels; its listing divides by K once more); Carlini & Wagner
-2017 (margin); Croce & Hein 2020 (DLR).
+2017 (margin); Croce & Hein 2020 (DLR, targeted DLR).
 """
 
 from __future__ import annotations
@@ -90,6 +91,20 @@ def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor
     top = logits.topk(3, dim=1).values
     gap = _best_other(logits, target) - _pick(logits, target)
     return _reduce(gap / (top[:, 0] - top[:, 2] + 1e-12), reduction)
+
+
+def targeted_dlr(logits: Tensor, target: Tensor, other: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Difference of logits ratio towards the label ``other``.
+
+    With three classes the scale is ``g_(1) − g_(3)``, and with two there is none: the plain difference of logits.
+    """
+    _check(logits, target)
+    _check(logits, other)
+    gap = _pick(logits, other) - _pick(logits, target)
+    if logits.shape[1] == 2:
+        return _reduce(gap, reduction)
+    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    return _reduce(gap / (top[:, 0] - top[:, 2:].mean(dim=1) + 1e-12), reduction)
 
 
 def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:

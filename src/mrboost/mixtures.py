@@ -2,7 +2,7 @@
 
 Against a ``Mixture`` any attack raises the loss of the expected probabilities, since that is what ``Mixture.forward``
 returns: the paper's adaptive attack. The two weaker ones make its point: a defence that only they have been tried on
-has not been tested.
+has not been tested. ``attacks.arc.ARC`` is a second opinion of another kind: it counts the members it fools.
 """
 
 from __future__ import annotations

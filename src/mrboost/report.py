@@ -20,10 +20,11 @@ from torch import Tensor
 
 from . import __version__, plots
 from .attacks import PGD, attacked, named
+from .curves import probability_margins, robustness_curve
 from .data import Dataset, Split
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .evaluation import format_eps, probability_margins, robustness_curve
+from .outcomes import format_eps
 from .results import draw, load_data, load_model
 from .runs import Run
 from .storage import replace_file

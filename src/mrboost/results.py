@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 from tqdm import tqdm
 
 from . import data as datasets
+from .adaptive import adaptive
 from .attacks import PGD
 from .data import Dataset, Split, hold_out
 from .devices import make_fabric
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .evaluation import Evaluation, evaluate, resolve_attacks
+from .evaluation import evaluate, resolve_attacks
+from .outcomes import Evaluation
 from .runs import Run, load
 from .seeds import derive
 from .weights import learn_weights
@@ -95,10 +98,15 @@ def evaluate_run(
     data_dir: str | Path | None = None,
     verify: bool = True,
     progress: bool = False,
+    check: bool = True,
+    fit: bool = False,
+    resume: bool = False,
+    examples: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
-    ``rounds`` takes the ensemble as it was after that many of them.
+    ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
+    ``resume`` goes on with an evaluation that was interrupted.
     """
     run = Run.open(run_dir)
     norm = run.config["norm"] if norm is None else norm
@@ -112,14 +120,22 @@ def evaluate_run(
             raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
         model = model.first(rounds)
     test = draw(load_data(run, data_dir, verify=verify).test, n)
+    attacks = resolve_attacks(attack, eps, norm) | (adaptive(model, eps, norm) if fit and eps else {})
+    folder = unfinished(run) / f"{which}-{len(model)}"
     result = evaluate(
-        model, test.images(), test.y, attack, eps=eps, norm=norm, batch_size=batch_size, progress=progress
-    )
+        model, test, None, attacks, eps=eps, norm=norm, batch_size=batch_size, progress=progress, check=check,
+        keep=folder if os.access(run.folder, os.W_OK) else None, resume=resume, examples=examples,
+    )  # fmt: skip
     try:
         _keep(run, which, len(model), result)
     except OSError as error:  # a run that one may only read can be evaluated all the same
         tqdm.write(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}", file=sys.stderr)
     return result
+
+
+def unfinished(run: Run) -> Path:
+    """Where evaluations keep what they have, until the command that asked for them is done."""
+    return run.folder / "checkpoint" / "evaluation"
 
 
 def _keep(run: Run, which: str, members: int, result: Evaluation) -> None:

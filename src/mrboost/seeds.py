@@ -2,13 +2,15 @@
 
 Because the stream of an epoch depends on its number alone, a resumed run needs no saved generator state. Because an
 attack's stream depends on the image alone, its result depends neither on the batch that the image comes in nor on the
-device.
+device. Long searches need millions of draws for each image: there the stream is a hash of key and counter, computed on
+the device for all images at once (splitmix64: Steele et al., "Fast splittable pseudorandom number generators", 2014).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -48,6 +50,35 @@ class ImageStreams:
         assert len(like) == len(self._generators)
         parts = [kind(like.shape[1:], generator=generator, dtype=torch.float32) for generator in self._generators]
         return torch.stack(parts).to(like.device, like.dtype)
+
+
+def image_keys(seed: int, images: Tensor) -> Tensor:
+    """One 63-bit key for each image, from the seed and the image's own bytes."""
+    content = images.detach().to("cpu", torch.float32)
+    keys = [_digest(repr(seed).encode() + image.numpy().tobytes()) for image in content]
+    return torch.tensor(keys, dtype=torch.int64, device=images.device)
+
+
+def hashed(keys: Tensor, counter: Tensor) -> Tensor:
+    """New keys, one for each key and counter."""
+    return _mix(keys + counter * _GOLDEN)
+
+
+def hashed_uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """Numbers in the open interval (0, 1), ``(N, *shape)``, a function of the keys ``(N,)`` alone."""
+    index = torch.arange(1, math.prod(shape) + 1, device=keys.device)
+    bits = (_mix(keys[:, None] + index * _GOLDEN) >> 40) & 0xFFFFFF
+    return ((bits.float() + 0.5) * 2.0**-24).view(len(keys), *shape)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The output function of splitmix64, in int64 arithmetic that wraps around."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
+    return z ^ ((z >> 31) & (2**33 - 1))
 
 
 Randomness = torch.Generator | ImageStreams | None

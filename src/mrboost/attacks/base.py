@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -27,6 +28,25 @@ class Attack(Protocol):
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Untouched:
+    """What any attack does within a ball of radius 0."""
+
+    name: str
+    norm: str
+    eps: float = 0.0
+
+    def __call__(
+        self,
+        model: Classifier,  # noqa: ARG002 — part of the protocol
+        x: Tensor,
+        y: Tensor,  # noqa: ARG002
+        *,
+        generator: torch.Generator | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        return x
 
 
 @contextmanager
@@ -73,8 +93,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise InputError(f"images must lie in [0, 1], these {problem}: rescale them, normalise inside the model")
 
 
-def check_logits(model: Classifier, x: Tensor, y: Tensor) -> None:
-    """Refuse a model whose output is not logits ``(N, K)``, or labels that its K classes do not have."""
+def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
+    """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
     with torch.no_grad():
         logits = model(x[:1])
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
@@ -85,3 +105,4 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> None:
         raise InputError(
             f"labels must lie in 0..{logits.shape[1] - 1} for a model of {logits.shape[1]} classes, got {low}..{high}"
         )
+    return logits.shape[1]

@@ -1,23 +1,41 @@
-"""Attacks by the names that tables and command lines use: ``fgsm``, ``pgd-20``, ``pgd-mce-20``, ``cw``."""
+"""Attacks by the names that tables and command lines use: ``autoattack``, ``apgd-t``, ``pgd-20``, ``cw`` and more."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from mrboost.errors import InputError, unknown_name
-from mrboost.losses import Loss, cross_entropy, margin, margin_cross_entropy
+from mrboost.losses import Loss, cross_entropy, dlr, margin, margin_cross_entropy
 
+from .apgd import APGD
+from .autoattack import AutoAttack
 from .base import Attack
+from .fab import FAB
 from .pgd import CW, FGSM, PGD
+from .square import Square
 
 _LOSSES: dict[str, Loss] = {"": cross_entropy, "mce": margin_cross_entropy, "margin": margin}
-_NAMES: dict[str, Callable[[float, str], Attack]] = {"fgsm": FGSM, "cw": CW}
-EXAMPLES = ("fgsm", "pgd-20", "pgd-100", "pgd-mce-20", "cw")
+_NAMES: dict[str, Callable[[float, str], Attack]] = {
+    "fgsm": FGSM,
+    "cw": CW,
+    "apgd-ce": APGD,
+    "apgd-dlr": partial(APGD, loss=dlr),
+    "apgd-mce": partial(APGD, loss=margin_cross_entropy),
+    "apgd-t": partial(APGD, targets=9),
+    "fab": FAB,
+    "fab-t": partial(FAB, targets=9),
+    "square": Square,
+    "autoattack": AutoAttack,
+    "autoattack-plus": partial(AutoAttack, version="plus"),
+    "autoattack-rand": partial(AutoAttack, version="rand"),
+}
+EXAMPLES = ("pgd-20", "pgd-100", "pgd-mce-20", *_NAMES)
 
 
 def named(name: str, eps: float = 8 / 255, norm: str = "Linf") -> Attack:
-    """The attack called ``name``: ``fgsm``, ``cw``, or ``pgd[-LOSS]-STEPS`` with LOSS one of mce, margin."""
+    """The attack called ``name``: one of ``EXAMPLES``, or any ``pgd[-LOSS]-STEPS`` with LOSS one of mce, margin."""
     if name in _NAMES:
         return _NAMES[name](eps, norm)
     match = re.fullmatch(r"pgd(?:-([a-z]+))?-(\d{1,6})", name)

@@ -136,6 +136,10 @@ class PGD:
         loss = getattr(self.loss, "__name__", "loss")
         return f"pgd{short.get(loss, f'-{loss}')}-{self.steps}"
 
+    def work(self, classes: int) -> int:  # noqa: ARG002 — other attacks need it
+        """Evaluations of the model for one image."""
+        return self.steps * self.restarts
+
     @property
     def threat(self) -> Threat:
         return ball(self.norm, self.eps)

@@ -25,6 +25,9 @@ class Transfer:
     def norm(self) -> str:
         return self.attack.norm
 
+    def work(self, classes: int) -> int:
+        return int(getattr(self.attack, "work", lambda _: 1)(classes))
+
     def __call__(
         self,
         model: Classifier,  # noqa: ARG002 — part of the protocol

@@ -1,0 +1,124 @@
+"""AutoAttack against its oracle: the same model and images in one process, seconds and survivors of both.
+
+    python benchmarks/autoattack.py RUN --n 1000
+
+``pyautoattack`` (bit-identical to the reference implementation) is the oracle. Printed: the accuracy after each attack
+and its seconds, for both; the ratio; the points on which they differ; and whether each of our successes holds on a
+fresh forward pass of one image at a time. Set-up is counted. A second seed of the oracle (--seeds 2) shows how far the
+oracle differs from itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+
+import torch
+from torch import Tensor, nn
+
+import mrboost  # noqa: F401 — before torch: it keeps idle threads from spinning
+from mrboost.attacks import AutoAttack
+from mrboost.attacks.search import run
+from mrboost.results import draw, load_data, load_model
+from mrboost.runs import Run
+from mrboost.threat import ball
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--n", type=int, default=None)
+    parser.add_argument("--eps", type=float, default=None)
+    parser.add_argument("--norm", default="Linf")
+    parser.add_argument("--version", default="standard")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of the oracle")
+    parser.add_argument("--batch-size", type=int, default=250, help="of the oracle")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-dir", default=None)
+    options = parser.parse_args()
+    folder = Run.open(options.run)
+    test = draw(load_data(folder, options.data_dir).test, options.n)
+    model = load_model(folder, "best", options.device)
+    device = model.weights.device
+    eps = options.eps or folder.config["eps"]
+    contest(
+        model, test.images().to(device), test.y.to(device), eps, options.norm, options.version, options.seeds,
+        options.batch_size,
+    )  # fmt: skip
+
+
+def contest(
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, version: str, seeds: int, batch_size: int
+) -> None:
+    print(f"{len(x)} images, {norm} eps = {eps:g}, {version}, on {x.device}, {torch.get_num_threads()} threads")
+    alive, adv, ours = our_run(model, x, y, AutoAttack(eps, norm, version=version))
+    others = []
+    for seed in range(seeds):
+        standing, seconds = oracle_run(model, x, y, eps, norm, version, seed, batch_size)
+        others.append(standing)
+        we, they = int((standing & ~alive).sum()), int((~standing & alive).sum())
+        print(
+            f"ours {alive.float().mean():.2%}, oracle (seed {seed}) {standing.float().mean():.2%}; "
+            f"{seconds / ours:.2f} times as fast; points only we break {we}, only the oracle breaks {they} "
+            f"({(we + they) / len(x):.2%} differ)"
+        )
+    if seeds > 1:
+        print(f"the oracle's first two seeds differ on {(others[0] != others[1]).float().mean():.2%} of the points")
+    print(f"of our successes {invalid(model, x, y, adv, alive, eps, norm)} do not hold for one image at a time")
+
+
+def our_run(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack) -> tuple[Tensor, Tensor, float]:
+    marks: list[tuple[int, float, float]] = []
+    began = time.perf_counter()
+
+    def hear(points: object, stage: int) -> None:
+        if not marks or marks[-1][0] != stage:
+            marks.append((stage, time.perf_counter() - began, points.alive.double().mean().item()))  # type: ignore[attr-defined]
+
+    points = run(model, x, y, attack.searches, 0, tell=hear)
+    seconds = time.perf_counter() - began
+    last = 0.0
+    for stage, when, accuracy in marks:
+        if stage > 0:
+            print(f"  ours    {attack.searches[stage - 1].name:<9} {accuracy:>7.2%} {when - last:>8.1f} s")
+            last = when
+    print(f"  ours    whole     {points.alive.double().mean():>7.2%} {seconds:>8.1f} s")
+    if x.is_cuda:
+        print(f"  ours    peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+    return points.alive, points.adv, seconds
+
+
+def oracle_run(
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, version: str, seed: int, batch_size: int
+) -> tuple[Tensor, float]:
+    from pyautoattack import AutoAttack as Oracle
+
+    logger = logging.getLogger("auto-attack")
+    logger.setLevel(logging.DEBUG)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+        logger.handlers[0].addFilter(lambda record: "robust accuracy after" in record.getMessage())
+    oracle = Oracle(model, eps=eps, norm=norm, seed=seed, device=x.device, version=version)
+    began = time.perf_counter()
+    adv, _ = oracle.run_standard_evaluation(x, y, batch_size=batch_size)
+    seconds = time.perf_counter() - began
+    print(f"  oracle  whole {seconds:>16.1f} s")
+    with torch.no_grad():
+        answers = torch.cat([model(part).argmax(1) for part in adv.split(batch_size)])
+    return (answers == y).cpu(), seconds
+
+
+def invalid(model: nn.Module, x: Tensor, y: Tensor, adv: Tensor, alive: Tensor, eps: float, norm: str) -> int:
+    """Successes that leave ball or box, or that are classified correctly when they come alone."""
+    bad = 0
+    outside = (ball(norm, eps).distance(adv, x) > eps * (1 + 1e-5) + 1e-6) | (adv.flatten(1).amin(1) < 0)
+    outside |= adv.flatten(1).amax(1) > 1
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        for i in (~alive).nonzero().squeeze(1).tolist():
+            bad += bool(outside[i]) or int(model(adv[i : i + 1]).argmax()) == int(y[i])
+    return bad
+
+
+if __name__ == "__main__":
+    main()

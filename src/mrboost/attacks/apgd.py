@@ -1,0 +1,163 @@
+r"""Auto-PGD: projected gradient ascent with momentum that chooses its own step size.
+
+With Π the projection onto ball and box, s the steepest step and α = 3/4 (1 in the first iteration)::
+
+    z       = Π(x_k + η s(∇loss(x_k)))
+    x_{k+1} = Π(x_k + α (z − x_k) + (1 − α) (x_k − x_{k−1}))
+
+η starts at 2 eps. At checkpoints, after 22 % of the iterations and then at distances that shrink by 3 % down to 6 %, η
+is halved and the search goes back to the best point if the loss rose in at most ρ = 75 % of the iterations since the
+last checkpoint, or if η was kept there and the best loss has not improved since.
+
+Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks", 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+from mrboost.losses import Loss, cross_entropy, targeted_dlr
+from mrboost.seeds import hashed_uniform
+
+from .base import Classifier
+from .search import Search, State, wide
+
+
+@dataclass(frozen=True)
+class APGD(Search):
+    """Auto-PGD on any loss of ``mrboost.losses``.
+
+    Args:
+        eps, norm: the ball, "Linf" or "L2".
+        steps: iterations of each run.
+        loss: what to raise; the cross-entropy, or with ``targets`` the targeted DLR. A targeted loss is called with
+            ``other=`` the label aimed at.
+        targets: runs aimed at the most likely false labels, this many of them; 0 for an untargeted attack.
+            A targeted run succeeds with any misclassification.
+        restarts: runs from other starts (for each target).
+        eot: gradients averaged in each step, for models with random numbers in the forward pass. With more than one, a
+            run goes on to its end and its last misclassified image is tried once more.
+        rho: share of rising iterations below which the step is halved.
+        seed: of the starts. Each image has its own stream.
+    """
+
+    loss: Loss | None = field(default=None, kw_only=True)
+    targets: int = field(default=0, kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+    eot: int = field(default=1, kw_only=True)
+    rho: float = field(default=0.75, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targets < 0 or self.restarts < 1 or self.eot < 1:
+            raise InputError(
+                "targets must be at least 0, restarts and eot at least 1, "
+                f"got {self.targets}, {self.restarts} and {self.eot}"
+            )
+
+    @property
+    def name(self) -> str:
+        if self.targets:
+            return "apgd-t"
+        short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
+        loss = getattr(self.loss or cross_entropy, "__name__", "loss")
+        return f"apgd-{short.get(loss, loss)}"
+
+    @property
+    def patient(self) -> bool:  # type: ignore[override]
+        return self.eot > 1
+
+    def jobs(self, classes: int) -> int:
+        return self.restarts * (min(self.targets, classes - 1) or 1)
+
+    def evaluations(self) -> int:
+        return self.steps + 1
+
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
+        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
+        if self.norm == "L2":
+            noise = torch.erfinv(noise)  # normal, up to a factor
+        largest = self.threat.distance(noise, torch.zeros_like(noise))
+        adv = (x + noise * wide(self.eps / largest, x)).clamp(0, 1)
+        zero, none = x.new_zeros(len(x)), torch.zeros_like(y, dtype=torch.bool)
+        return {
+            "x": x, "y": y, "target": ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1),
+            "t": torch.zeros_like(y), "hit": none, "found": adv,
+            "adv": adv, "old": adv, "size": zero + 2 * self.eps,
+            "best": adv, "best_gradient": torch.zeros_like(x), "best_loss": zero - torch.inf,
+            "last_loss": zero, "rises": zero, "reduced": ~none, "loss_at_check": zero - torch.inf,
+        }  # fmt: skip
+
+    def step(self, model: Classifier, state: State) -> State:
+        s, adv, t = state, state["adv"], state["t"]
+        logits, losses, gradient = self._evaluate(model, s)
+        wrong = logits.argmax(dim=1) != s["y"]
+        better = losses > s["best_loss"]
+        best = torch.where(wide(better, adv), adv, s["best"])
+        best_gradient = torch.where(wide(better, adv), gradient, s["best_gradient"])
+        best_loss = torch.where(better, losses, s["best_loss"])
+        # The start, t = 0, is no iteration: it sets the best loss and counts for nothing else.
+        moved = t > 0
+        rises = s["rises"] + (moved & (losses > s["last_loss"]))
+        window = _checkpoints(self.steps, t.device)[t.clamp(max=self.steps)]
+        check = window > 0
+        halve = check & ((rises <= window * self.rho) | (~s["reduced"] & (s["loss_at_check"] >= best_loss)))
+        adv = torch.where(wide(halve, adv), best, adv)
+        gradient = torch.where(wide(halve, adv), best_gradient, gradient)
+        size = torch.where(halve, s["size"] / 2, s["size"])
+        x, threat = s["x"], self.threat
+        full = threat.project(adv + threat.step(gradient, 1.0) * wide(size, adv), x)
+        pull = wide(torch.where(moved, 0.75, 1.0).to(adv.dtype), adv)
+        return s | {
+            "t": t + 1, "hit": s["hit"] | wrong, "found": torch.where(wide(wrong, adv), s["adv"], self._best(s, best)),
+            "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x), "old": adv,
+            "size": size, "best": best, "best_gradient": best_gradient, "best_loss": best_loss,
+            "last_loss": torch.where(moved, losses, s["last_loss"]), "rises": torch.where(check, 0, rises),
+            "reduced": torch.where(check, halve, s["reduced"]),
+            "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
+        }  # fmt: skip
+
+    def _best(self, state: State, best: Tensor) -> Tensor:
+        """What to offer: the last image that was misclassified, or the one of highest loss."""
+        return torch.where(wide(state["hit"], best), state["found"], best)
+
+    def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        gradient = torch.zeros_like(state["x"])
+        for _ in range(self.eot):
+            adv = state["adv"].detach().requires_grad_(True)
+            with torch.enable_grad():
+                logits = model(adv)
+                losses = self._losses(logits, state)
+                gradient = gradient + input_gradient(losses.sum(), adv)
+        return logits.detach(), losses.detach(), gradient / self.eot
+
+    def _losses(self, logits: Tensor, state: State) -> Tensor:
+        if self.targets == 0:
+            return (self.loss or cross_entropy)(logits, state["y"], reduction="none")
+        loss = self.loss or targeted_dlr
+        return loss(logits, state["y"], other=state["target"], reduction="none")  # type: ignore[call-arg]
+
+
+def input_gradient(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
+    """The gradient in the images; zero where it is no number, so that a search goes on from where it can."""
+    if not value.requires_grad:
+        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+    (gradient,) = torch.autograd.grad(value, x, retain_graph=keep)
+    return gradient.nan_to_num(0.0, 0.0, 0.0)
+
+
+@lru_cache
+def _checkpoints(steps: int, device: torch.device) -> Tensor:
+    """For each iteration 0..steps, the length of the window that ends there; 0 between checkpoints."""
+    window, least, shrink = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
+    found, position = [0] * (steps + 1), 0
+    while position + window <= steps:
+        position += window
+        found[position] = window
+        window = max(window - shrink, least)
+    return torch.tensor(found, device=device)

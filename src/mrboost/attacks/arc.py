@@ -1,0 +1,128 @@
+r"""ARC: the attack on a randomised classifier that goes from one member's boundary to the next.
+
+What counts against a ``Mixture`` is how many of its members (by weight) an image fools, and that has no gradient; the
+gradient of a smooth stand-in can point away from every boundary within reach. ARC walks to the boundaries themselves.
+Around the current image it keeps a perturbation ``t`` of length β, and for each member, the likeliest first::
+
+    ζ, u    distance and direction to the nearest face of the member's linearised cell around x' + t
+    t'      t + b u, brought to length β;   b is as much as takes t' across that face, where β reaches it
+    t <- t' where the probability of a right answer does not rise
+
+After the last member the image moves by ``t``, within ball and box.
+
+Reference: Dbouk & Shanbhag, Adversarial Vulnerability of Randomized Ensembles, ICML 2022. Here the walk starts at the
+clean image, and a face is measured from where it was linearised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mrboost.ensemble import Mixture
+from mrboost.errors import InputError
+from mrboost.threat import Threat, ball
+
+from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+
+_BEYOND = 0.05
+"""How far to step behind a face, in units of eps."""
+
+
+@dataclass(frozen=True)
+class ARC:
+    """Fool as many members of a ``Mixture`` as one image can; it takes K backward passes a member and step.
+
+    Args:
+        eps: radius of the ball, in units of images in [0, 1].
+        norm: "Linf" or "L2".
+        steps: number of walks over the members.
+        step_size: β, the length of a walk in the norm; a quarter of eps if not given.
+    """
+
+    eps: float = 8 / 255
+    norm: str = "Linf"
+    steps: int = field(default=20, kw_only=True)
+    step_size: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        ball(self.norm, self.eps)
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}")
+        if self.step_size is not None and not self.step_size > 0:
+            raise InputError(f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4")
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,  # noqa: ARG002 — it draws nothing
+    ) -> Tensor:
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype."""
+        if not isinstance(model, Mixture):
+            raise InputError(f"ARC attacks a Mixture, got {type(model).__name__}: use PGD, say")
+        check_batch(x, y)
+        threat = ball(self.norm, self.eps)
+        beta = self.eps / 4 if self.step_size is None else self.step_size
+        order = [i for i in model.weights.argsort(descending=True, stable=True).tolist() if model.weights[i] > 0]
+        with attacked(model), keep_random_state(x.device), torch.inference_mode(False), torch.no_grad():
+            x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
+            check_logits(model, x, y)
+            x_adv, right = x, model.expected_correct(x, y)
+            for _ in range(self.steps):
+                centre, move = x_adv, torch.zeros_like(x)
+                for i in order:
+                    trial = _towards_boundary(model[i], centre, move, threat, beta)
+                    reached = threat.project(centre + trial, x)
+                    now = model.expected_correct(reached, y)
+                    kept = now <= right
+                    right = torch.where(kept, now, right)
+                    move, x_adv = (
+                        torch.where(_per_image(kept, x), new, old) for new, old in ((trial, move), (reached, x_adv))
+                    )
+        return x_adv
+
+
+def _towards_boundary(member: Classifier, centre: Tensor, move: Tensor, threat: Threat, beta: float) -> Tensor:
+    """``move`` turned towards the nearest face of the member's cell around ``centre + move``, of length ``beta``."""
+    distance, direction, normal = _nearest_face(member, centre + move, threat)
+    # Of length at most β + b before it is brought to β, the sum is across the face (at `from_centre` along the unit
+    # normal as seen from the centre) once b >= β distance / (β − from_centre).
+    from_centre = distance + (normal * move).flatten(1).sum(dim=1)
+    enough = beta * distance / (beta - from_centre) + _BEYOND * threat.eps
+    length = torch.where(from_centre < beta, enough, beta)
+    turned = move + direction * _per_image(length, move)
+    size = threat.distance(turned, torch.zeros_like(turned)).clamp_(min=torch.finfo(turned.dtype).tiny)
+    return turned * _per_image(beta / size, move)
+
+
+def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the linearised member stops giving its label: distance, direction of unit length, normal of unit slope."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        logits = member(x)
+        top, label = logits.max(dim=1)
+        gaps = top[:, None] - logits
+        sums = gaps.sum(dim=0).unbind()
+    gaps = gaps.detach()
+    nearest = torch.full_like(gaps[:, 0], torch.inf)
+    direction, normal = torch.zeros_like(x), torch.zeros_like(x)
+    for k, total in enumerate(sums):
+        (gradient,) = torch.autograd.grad(total, x, retain_graph=True)
+        towards = threat.step(-gradient, 1.0)
+        slope = -(gradient * towards).flatten(1).sum(dim=1)  # the dual norm of the gradient
+        distance = torch.where((label == k) | (slope == 0), torch.inf, gaps[:, k] / slope)
+        closer = distance < nearest
+        nearest = torch.where(closer, distance, nearest)
+        direction = torch.where(_per_image(closer, x), towards, direction)
+        normal = torch.where(_per_image(closer, x), -gradient / _per_image(slope, x), normal)
+    return nearest, direction, normal
+
+
+def _per_image(values: Tensor, images: Tensor) -> Tensor:
+    """One value per example, shaped to broadcast against the images."""
+    return values.view(-1, *[1] * (images.ndim - 1))

@@ -1,0 +1,79 @@
+"""AutoAttack: four attacks in turn, each on the points that the last ones left standing.
+
+==========  =====================================================================================
+standard    apgd-ce, apgd-t (9 targets), fab-t (9 targets), square (5,000 queries)
+plus        apgd-ce, apgd-dlr, fab (5 restarts each), square, apgd-t, fab-t
+rand        apgd-ce, apgd-dlr with 20 gradients averaged in each step, for randomised models
+==========  =====================================================================================
+
+Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks", 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import unknown_name
+from mrboost.losses import dlr
+from mrboost.threat import ball
+
+from .apgd import APGD
+from .base import Classifier
+from .fab import FAB
+from .search import Search, run, seed_of
+from .square import Square
+
+VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
+    "standard": lambda eps, norm: (
+        APGD(eps, norm), APGD(eps, norm, targets=9), FAB(eps, norm, targets=9), Square(eps, norm),
+    ),
+    "plus": lambda eps, norm: (
+        APGD(eps, norm, restarts=5), APGD(eps, norm, loss=dlr, restarts=5), FAB(eps, norm, restarts=5),
+        Square(eps, norm), APGD(eps, norm, targets=9), FAB(eps, norm, targets=9),
+    ),
+    "rand": lambda eps, norm: (APGD(eps, norm, eot=20), APGD(eps, norm, loss=dlr, eot=20)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The worst case over several attacks, with the settings of the reference.
+
+    Args:
+        eps, norm: the ball, "Linf" or "L2".
+        version: "standard", "plus" or "rand".
+        seed: each image has its own random streams, so the result does not depend on the batch.
+
+    Example:
+        >>> x_adv = AutoAttack(eps=8 / 255)(model, x, y)  # doctest: +SKIP
+    """
+
+    eps: float = 8 / 255
+    norm: str = "Linf"
+    version: str = field(default="standard", kw_only=True)
+    seed: int | None = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        ball(self.norm, self.eps)
+        if self.version not in VERSIONS:
+            raise unknown_name("version of AutoAttack", self.version, VERSIONS)
+
+    @property
+    def name(self) -> str:
+        return "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        return VERSIONS[self.version](self.eps, self.norm)
+
+    def work(self, classes: int) -> int:
+        """Evaluations of the model for one image that withstands."""
+        return sum(search.work(classes) for search in self.searches)
+
+    def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """The worst images found: misclassified where an attack succeeded, else those of the highest margin."""
+        return run(model, x, y, self.searches, seed_of(self.seed, generator)).adv

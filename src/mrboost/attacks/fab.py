@@ -1,0 +1,131 @@
+r"""Fast adaptive boundary attack: walks along the decision boundary towards the clean image.
+
+In each iteration the boundary between the true label and a false one is taken for the hyperplane of its linearisation
+at x_k. With d_1 and d_2 the smallest moves onto it inside the box, from x_k and from the clean image x,
+
+    x_{k+1} = (1 − α) (x_k + η d_1) + α (x + η d_2),   α = min(‖d_1‖ / (‖d_1‖ + ‖d_2‖), 0.1),   η = 1.05,
+
+and a point beyond the boundary goes back a tenth of the way to x. A misclassified point within eps is a success.
+
+The smallest move spends the same λ on every pixel (Linf), or λ times the pixel's gradient (L2), until the pixel meets
+the box. How far that lowers the linear function is concave and piecewise linear in λ, so Newton's method from λ = 0
+climbs to the solution without overshooting and without sorting the pixels.
+
+Croce & Hein, "Minimally distorted adversarial examples with a fast adaptive boundary attack", 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+from mrboost.losses import is_label
+from mrboost.seeds import hashed_uniform
+
+from .apgd import input_gradient
+from .base import Classifier
+from .search import Search, State, wide
+
+_NEWTON_STEPS = 7
+_FAR = 1e30
+
+
+@dataclass(frozen=True)
+class FAB(Search):
+    """FAB, untargeted (the nearest boundary each time) or aimed at the ``targets`` most likely false labels in turn.
+
+    The first run of a point starts at the clean image, ``restarts`` beyond it within half of eps. Images on which it
+    fails are returned as they came.
+    """
+
+    targets: int = field(default=0, kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+    alpha: float = field(default=0.1, kw_only=True)
+    overshoot: float = field(default=1.05, kw_only=True)
+    back: float = field(default=0.9, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targets < 0 or self.restarts < 1:
+            raise InputError(f"targets must be at least 0, restarts at least 1, got {self.targets} and {self.restarts}")
+
+    @property
+    def name(self) -> str:
+        return "fab-t" if self.targets else "fab"
+
+    def jobs(self, classes: int) -> int:
+        return self.restarts * (min(self.targets, classes - 1) or 1)
+
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
+        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
+        if self.norm == "L2":
+            noise = torch.erfinv(noise)
+        largest = self.threat.distance(noise, torch.zeros_like(noise))
+        radius = torch.where(job % self.restarts > 0, self.eps / 2, 0.0).to(x.dtype)
+        return {
+            "x": x, "y": y, "target": ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1),
+            "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool), "found": x,
+            "adv": (x + noise * wide(radius / largest, x)).clamp(0, 1),
+        }  # fmt: skip
+
+    def step(self, model: Classifier, state: State) -> State:
+        x, y, adv = state["x"], state["y"], state["adv"]
+        gap, slope = self._boundary(model, state)
+        gap_clean = gap + (slope * (x - adv)).flatten(1).sum(dim=1)
+        moves = nearest(torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm)
+        lengths = self.threat.distance(moves, torch.zeros_like(moves)).clamp(min=1e-8)
+        here, clean = moves.chunk(2)
+        alpha = wide((lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :])).clamp(max=self.alpha), x)
+        new = (adv + self.overshoot * here) * (1 - alpha) + (x + self.overshoot * clean) * alpha
+        new = new.clamp(0, 1)
+        with torch.no_grad():
+            wrong = model(new).argmax(dim=1) != y
+        success = wrong & (self.threat.distance(new, x) <= self.eps)
+        return state | {
+            "t": state["t"] + 1, "hit": state["hit"] | success,
+            "found": torch.where(wide(success, x), new, state["found"]),
+            "adv": torch.where(wide(wrong, x), x + self.back * (new - x), new),
+        }  # fmt: skip
+
+    def _boundary(self, model: Classifier, state: State) -> tuple[Tensor, Tensor]:
+        """A false label's logit minus the true one's, and its gradient in the images."""
+        adv = state["adv"].detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits = model(adv)
+            gaps = logits - logits.gather(1, state["y"][:, None])
+            if self.targets:
+                gap = gaps.gather(1, state["target"][:, None]).squeeze(1)
+                return gap.detach(), input_gradient(gap.sum(), adv)
+            columns = [input_gradient(gaps[:, k].sum(), adv, keep=True) for k in range(gaps.shape[1])]
+        slopes = torch.stack(columns, dim=1)
+        flat = slopes.flatten(2)
+        dual = flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
+        distance = (gaps.detach().abs() / (dual + 1e-12)).masked_fill(is_label(gaps, state["y"]), torch.inf)
+        label = distance.argmin(dim=1)
+        return gaps.detach().gather(1, label[:, None]).squeeze(1), slopes[
+            torch.arange(len(adv), device=adv.device), label
+        ]
+
+
+def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
+    """The smallest move from ``start`` inside [0, 1] that changes a linear function by ``−gap``.
+
+    As far as the box allows, where that is not far enough.
+    """
+    flat, slopes = start.flatten(1), slope.flatten(1)
+    price = slopes.abs()
+    downhill = -torch.where(gap >= 0, 1.0, -1.0)[:, None] * slopes.sign()
+    room = torch.where(downhill > 0, 1 - flat, flat)
+    speed = (price > 0).to(price.dtype) if norm == "Linf" else price
+    pace, wanted = price * speed, gap.abs()[:, None]
+    spent = torch.zeros_like(wanted)
+    for _ in range(_NEWTON_STEPS):
+        move = spent * speed
+        free = move < room
+        rate = (pace * free).sum(dim=1, keepdim=True)
+        reached = (price * torch.minimum(move, room)).sum(dim=1, keepdim=True)
+        spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
+    return (downhill * torch.minimum(spent * speed, room)).view_as(start)

@@ -1,0 +1,196 @@
+r"""Square attack: random search that needs no gradients.
+
+A query changes one random square of the image and is kept if the margin falls. The square covers a share p of the
+image, p = 0.8 at first and halved after 10, 50, 200, 500, 1000, 2000 and 4000 queries.
+
+*Linf*: the search starts at vertical stripes of ±eps; a square sets its pixels to ±eps, one sign per channel.
+*L2*: it starts at a grid of tiles; a query empties one square and spends its budget in another, where it adds a bump
+and its negative. All sizes and places differ from image to image, so squares are masks, and shapes come from a table.
+
+Andriushchenko et al., "Square attack: a query-efficient black-box adversarial attack via random search", 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+from mrboost.losses import margin
+from mrboost.seeds import hashed, hashed_uniform
+
+from .base import Classifier
+from .search import Search, State, wide
+
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+
+
+@dataclass(frozen=True)
+class Square(Search):
+    """Square attack with the margin as its loss.
+
+    Args:
+        eps, norm: the ball, "Linf" or "L2".
+        steps: queries after the first.
+        share: the first square's share of the image.
+        seed: each image has its own stream.
+    """
+
+    steps: int = field(default=5000, kw_only=True)
+    share: float = field(default=0.8, kw_only=True)
+
+    stride = 25
+
+    @property
+    def name(self) -> str:
+        return "square"
+
+    def jobs(self, classes: int) -> int:  # noqa: ARG002 — part of the protocol
+        return 1
+
+    def evaluations(self) -> int:
+        return self.steps + 1
+
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
+        if x.ndim != 4:
+            raise InputError(f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}")
+        start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
+        return {
+            "x": x, "y": y, "keys": keys, "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool),
+            "found": x, "trial": start, "margin": x.new_full((len(x),), -torch.inf),
+        }  # fmt: skip
+
+    def step(self, model: Classifier, state: State) -> State:
+        s, x, trial = state, state["x"], state["trial"]
+        with torch.no_grad():
+            margins = margin(model(trial), s["y"], reduction="none").to(x.dtype)
+        better = margins > s["margin"]
+        best = torch.where(wide(better, x), trial, s["found"])
+        margins = torch.where(better, margins, s["margin"])
+        t = s["t"] + 1
+        propose = self._square if self.norm == "Linf" else self._move
+        return s | {"t": t, "hit": margins > 0, "found": best, "margin": margins, "trial": propose(s | {"t": t}, best)}
+
+    def refute(self, state: State, lanes: Tensor) -> None:
+        super().refute(state, lanes)
+        state["margin"][lanes] = -torch.inf  # any next trial is taken, and the search goes on from there
+
+    def _stripes(self, x: Tensor, keys: Tensor) -> Tensor:
+        signs = (hashed_uniform(keys, (x.shape[1], 1, x.shape[3])) - 0.5).sign()
+        return (x + self.eps * signs.to(x.dtype)).clamp(0, 1)
+
+    def _square(self, state: State, best: Tensor) -> Tensor:
+        x, (channels, height, width) = state["x"], best.shape[1:]
+        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][_query(state, self.steps)]
+        draw = hashed_uniform(hashed(state["keys"], state["t"]), (2 + channels,)).to(x.dtype)
+        inside = _window(draw[:, 0], draw[:, 1], size, height, width)
+        change = 2 * self.eps * (draw[:, 2:] - 0.5).sign()[:, :, None, None]
+        return self.threat.project(best + change * inside, x)
+
+    def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
+        channels, height, width = x.shape[1:]
+        side = max(height // 5, 1)
+        border = (height - side * 5) // 2
+        rows, row = _grid(height, side, border, x.device)
+        columns, column = _grid(width, side, border, x.device)
+        number = rows[:, None] * (width // side) + columns
+        tiles = (height // side) * (width // side)
+        draw = hashed_uniform(keys, (channels + 1, tiles))
+        signs = (draw[:, :channels] - 0.5).sign()[:, :, number.clamp(min=0, max=tiles - 1)]
+        bump = _bumps([side])[0].to(x.device)
+        upright = (draw[:, channels] > 0.5)[:, number.clamp(min=0, max=tiles - 1)][:, None]
+        shape = torch.where(upright, bump[row[:, None], column], bump[column, row[:, None]])
+        covered = (rows >= 0)[:, None] & (columns >= 0)
+        return self._ball((shape * signs * covered).to(x.dtype), x)
+
+    def _move(self, state: State, best: Tensor) -> Tensor:
+        x, (channels, height, width) = state["x"], best.shape[1:]
+        sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
+        query = _query(state, self.steps)
+        size, kind = sizes[query], kinds[query, None, None]
+        draw = hashed_uniform(hashed(state["keys"], state["t"]), (5 + channels,)).to(x.dtype)
+        fill, empty = (_window(draw[:, i], draw[:, i + 1], size, height, width) for i in (0, 2))
+        row = _offsets(draw[:, 0], size, height)[:, :, None].clamp(0, table.shape[1] - 1)
+        column = _offsets(draw[:, 1], size, width)[:, None, :].clamp(0, table.shape[1] - 1)
+        bump = torch.where(draw[:, 4, None, None] > 0.5, table[kind, row, column], table[kind, column, row])
+        signs = (draw[:, 5:] - 0.5).sign()[:, :, None, None]
+        delta = best - x
+        new = bump[:, None].to(x.dtype) * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
+        spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0) / channels
+        budget = (spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
+        new = new / (1e-12 + _norm(new)) * budget
+        return self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
+
+    def _ball(self, delta: Tensor, x: Tensor) -> Tensor:
+        """A perturbation stretched to length eps, and the box."""
+        return (x + self.threat.step(delta, self.eps)).clamp(0, 1)
+
+
+def _query(state: State, last: int) -> Tensor:
+    return (state["t"] - 1).clamp(max=last)
+
+
+def _norm(delta: Tensor) -> Tensor:
+    return delta.square().sum(dim=(2, 3), keepdim=True).sqrt()
+
+
+def _window(top: Tensor, left: Tensor, size: Tensor, height: int, width: int) -> Tensor:
+    """``(N, 1, H, W)``: 1 in a square of each lane's size at a place given by two numbers in (0, 1)."""
+    rows, columns = _offsets(top, size, height), _offsets(left, size, width)
+    inside = [(offset >= 0) & (offset < size[:, None]) for offset in (rows, columns)]
+    return (inside[0][:, None, :, None] & inside[1][:, None, None, :]).to(top.dtype)
+
+
+def _offsets(place: Tensor, size: Tensor, length: int) -> Tensor:
+    """``(N, length)``: the distance of each pixel from the first one of the square."""
+    first = (place * (length - size)).long()
+    return torch.arange(length, device=place.device) - first[:, None]
+
+
+@lru_cache
+def _schedule(
+    steps: int, share: float, height: int, width: int, least: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each query the side of its square (odd where ``least`` is 3) and the number of its bump in the table."""
+    sides = []
+    for query in range(steps + 1):
+        part = share / 2 ** sum(query > bound for bound in _HALVINGS)
+        side = max(round(math.sqrt(part * height * width)), least)
+        side += least == 3 and side % 2 == 0
+        sides.append(min(side, height, width))
+    kinds = sorted(set(sides))
+    numbers = [kinds.index(side) for side in sides]
+    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), _bumps(kinds).to(device)
+
+
+def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each pixel along an axis, its tile (−1 outside) and its place in the tile."""
+    position = torch.arange(length, device=device) - border
+    tile = position.div(side, rounding_mode="floor")
+    outside = (position < 0) | (tile >= length // side)
+    return tile.masked_fill(outside, -1), position % side
+
+
+def _bumps(sides: Sequence[int]) -> Tensor:
+    """A bump and below it its negative, of length 1, for each side, in the corner of the largest one's square."""
+    table = torch.zeros(len(sides), max(sides), max(sides))
+    for place, side in zip(table, sides, strict=True):
+        half = side // 2
+        place[:half, :side] = _bump(half, side)
+        place[half:side, :side] = -_bump(side - half, side)
+        place /= place.norm()
+    return table
+
+
+def _bump(height: int, width: int) -> Tensor:
+    """Nested squares around the centre, the k-th adding 1/k², scaled to length 1."""
+    total = torch.zeros(height, width)
+    top, left = height // 2, width // 2
+    for k in range(max(height // 2, width // 2) + 1):
+        total[max(top - k, 0) : max(top + k + 1, 0), max(left - k, 0) : left + k + 1] += 1 / (k + 1) ** 2
+    return total / total.square().sum().sqrt().clamp(min=1e-12)

@@ -1,0 +1,47 @@
+"""Accuracy against growing radii, and margins: what the plots of a report show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from .attacks import Attack, Classifier, named
+from .evaluation import attacked_batches, still_correct
+from .losses import margin
+
+
+def robustness_curve(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    radii: Sequence[float],
+    *,
+    attack: str = "pgd-20",
+    norm: str = "Linf",
+    progress: bool = False,
+) -> list[tuple[float, float]]:
+    """Accuracy against growing radii, ``[(0, clean), (eps, accuracy), …]``.
+
+    The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
+    survivors of the last.
+    """
+    alive = torch.ones(len(x), dtype=torch.float64)  # probabilities, for a randomised classifier
+    curve: list[tuple[float, float]] = []
+    for eps in tqdm([0.0, *sorted(radii)], desc="radii", disable=None if progress else True):
+        one = named(attack, eps, norm) if eps > 0 else None
+        survivors = alive.nonzero().squeeze(1)
+        if len(survivors):
+            alive[survivors] = alive[survivors].minimum(still_correct(model, x[survivors], y[survivors], one).double())
+        curve.append((eps, alive.mean().item()))
+    return curve
+
+
+def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
+    """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
+    found: list[float] = []
+    for _, logits, labels in attacked_batches(model, x, y, attack):
+        found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()
+    return found

@@ -1,0 +1,287 @@
+"""When to doubt a robustness figure.
+
+That an attack fails is no proof of robustness: it may have had no gradient to follow, or too few steps. ``probe`` looks
+at a model for the usual causes, ``doubts_of`` at what an evaluation found. Each ``Doubt`` says what was seen, why it
+matters and what to do; an empty list means that nothing was seen, not that the figure is right.
+
+References: Athalye et al. 2018 and Carlini et al. 2019 (signs of masked gradients); Croce & Hein 2020.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .attacks.base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .attacks.pgd import PGD
+from .devices import device_of, dtype_of
+from .errors import InputError
+from .losses import cross_entropy, margin
+from .threat import ball
+
+_STATISTICS = {  # mean and standard deviation of each channel, with which models of these data are usually fed
+    "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "MNIST": ((0.1307,), (0.3081,)),
+}
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason not to trust a figure: the name of the check, and what it saw in plain words."""
+
+    check: str
+    message: str
+
+
+def probe(
+    model: Classifier, x: Tensor, y: Tensor, *, eps: float = 8 / 255, norm: str = "Linf", n: int = 64, seed: int = 0
+) -> list[Doubt]:
+    """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the images, evenly spaced.
+
+    The model is left as found. It takes about 100 forward and backward passes, at most 200. Where gradients are useless
+    in themselves, what attacks make of them is not tried.
+    """
+    check_batch(x, y)
+    if n < 1:
+        raise InputError(f"n must be at least 1, got {n}: 64 images are enough")
+    if eps != 0:
+        ball(norm, eps)
+    seen = {"train-mode": _train_mode(model)}
+    device = device_of(model) if isinstance(model, nn.Module) else x.device
+    picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
+    with attacked(model), keep_random_state(device), torch.inference_mode(False):
+        images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
+        labels = y[picked.to(y.device)].to(device, copy=True)
+        check_logits(model, images, labels)
+        look = _look(model, images, labels)
+        seen |= {"probabilities": _probabilities(look), "scaling": _scaling(model, look), "random": _random(look)}
+        seen |= {"non-finite": _non_finite(look), "zero-gradient": _zero_gradient(look), "saturated": _saturated(look)}
+        if not seen["non-finite"] and not seen["zero-gradient"]:
+            seen["large-eps"] = _large_eps(model, look, norm, eps, seed)
+            if eps != 0 and not seen["random"]:  # chance breaks points that are tried again and again
+                seen["more-steps"] = _more_steps(model, look, norm, eps, seed)
+    return [Doubt(check, message) for check, message in seen.items() if message]
+
+
+def doubts_of(
+    correct: Mapping[str, Sequence[float] | Tensor], *, black_box: Collection[str] = (), cumulative: bool = False
+) -> list[Doubt]:
+    """Points that fall to an attack without the model's gradients and to none with them.
+
+    Args:
+        correct: for each attack, whether each point withstood it (or with which probability); for stages of AutoAttack,
+            whether it stood after the stage.
+        black_box: further attacks that do not use the model's gradients; ``square`` and ``transfer`` are known.
+        cumulative: every entry includes the successes of those before it: what comes after a black-box attack says
+            nothing about its points, and is left out of the comparison.
+    """
+    standing = {name: torch.as_tensor(values).cpu().double() for name, values in correct.items()}
+    if len({values.shape for values in standing.values()}) > 1:
+        raise InputError(f"outcomes must be of the same points, got { ({k: len(v) for k, v in standing.items()}) }")
+    names = [name for name in standing if not _several(name)]
+    black = [name for name in names if name in black_box or name.startswith("square") or "transfer" in name]
+    doubts = []
+    for name in black:
+        tried = names[: names.index(name)] if cumulative else names
+        white = {other: standing[other] for other in tried if other not in black}
+        if not white or len(standing[name]) == 0:
+            continue
+        only = (torch.stack(list(white.values())).amin(dim=0) - standing[name]).clamp(min=0)
+        if only.sum() >= 2 and only.mean() > 0.002:
+            figures = ", ".join(f"{other} {values.mean():.1%}" for other, values in white.items())
+            message = (
+                f"{name} breaks {only.sum():g} of {len(only)} points ({only.mean():.1%}) that every attack by gradient "
+                f"leaves standing (accuracy: {figures}). It does not use the model's gradients, so they are masked or "
+                "those attacks too weak: give the worst case over all attacks, and strengthen those by gradient."
+            )
+            doubts.append(Doubt("black-box", message))
+    return doubts
+
+
+def _several(name: str) -> bool:
+    """Whether an entry is no attack, or several of both kinds at once."""
+    return name.startswith(("clean", "worst")) or (name.startswith("autoattack") and name != "autoattack-rand")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The model on clean images: its logits, twice; of margin and cross-entropy the largest slope in any pixel."""
+
+    x: Tensor
+    y: Tensor
+    logits: Tensor
+    again: Tensor
+    slope: Tensor
+    ce_slope: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        return self.logits.argmax(dim=1) == self.y
+
+
+def _look(model: Classifier, x: Tensor, y: Tensor) -> _Look:
+    leaf = x.clone().requires_grad_(True)
+    with torch.enable_grad():
+        logits, again = model(leaf), model(leaf)
+        slopes = [_slope(loss(logits, y, reduction="none"), leaf) for loss in (margin, cross_entropy)]
+    return _Look(x, y, logits.detach(), again.detach(), *slopes)
+
+
+def _slope(values: Tensor, leaf: Tensor) -> Tensor:
+    gradient = None
+    if values.requires_grad:
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, retain_graph=True, allow_unused=True)
+    return leaf.new_zeros(len(leaf)) if gradient is None else gradient.flatten(1).abs().amax(dim=1)
+
+
+def _right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x.clone()).argmax(dim=1) == y
+
+
+# Each check gives its message, or None.
+
+
+def _train_mode(model: Classifier) -> str | None:
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    kinds = [type(module).__name__ for module in modules if module.training and _minds_mode(module)]
+    if not kinds:
+        return None
+    return (
+        f"Layers of this model are in train mode ({len(kinds)}: {', '.join(sorted(set(kinds)))}), but evaluation is "
+        "done in eval mode: its figures are not those of the model as given. Call model.eval() if you use it so."
+    )
+
+
+def _minds_mode(module: nn.Module) -> bool:
+    """Whether the forward pass asks for the mode: containers are often left in train mode, which means nothing."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return (code is not None and "training" in code.co_names) or bool(getattr(module, "track_running_stats", False))
+
+
+def _probabilities(look: _Look) -> str | None:
+    slack = max(1e-3, 8 * torch.finfo(look.logits.dtype).eps)
+    if (look.logits < 0).any() or not ((look.logits.sum(dim=1) - 1).abs() < slack).all():
+        return None
+    return (
+        f"The model returns probabilities: on all {len(look.y)} images the outputs are not negative and sum to 1. "
+        "Losses of logits are nearly flat in them, which weakens attacks: return the logits, or take the logarithm."
+    )
+
+
+def _scaling(model: Classifier, look: _Look) -> str | None:
+    """Images scaled in a usual way are classified far better than as given, and than by always giving one label."""
+    n, given = len(look.y), int(look.right.sum())
+    enough = max(given, int(look.y.bincount().max())) + max(5, math.ceil(0.2 * n))
+    found: dict[str, int] = {}
+    for name, images in _scaled(look.x) if enough <= n else ():
+        try:
+            found[name] = int(_right(model, images, look.y).sum())
+        except Exception:  # a model that refuses such images does not expect them
+            continue
+    if max(found.values(), default=0) < enough:
+        return None
+    figures = ", ".join(f"{count / n:.0%} as {name}" for name, count in found.items())
+    return (
+        f"Of {n} images x in [0, 1] the model classifies {given / n:.0%} correctly, but scaled otherwise {figures}: it "
+        "expects such a scaling, or has unsettled BatchNorm statistics. Put the scaling inside the model, or train on."
+    )
+
+
+def _scaled(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "255 x", 255 * x
+    yield "2 x - 1", 2 * x - 1
+    axes = [0, 2, 3] if x.ndim == 4 else list(range(x.ndim))
+    std, mean = torch.std_mean(x, axes, correction=0, keepdim=True)
+    yield "(x - mean) / std of these images", (x - mean) / std.clamp(min=1e-3)
+    for name, statistics in _STATISTICS.items():
+        if x.ndim == 4 and x.shape[1] == len(statistics[0]):
+            mean, std = (x.new_tensor(values).view(1, -1, 1, 1) for values in statistics)
+            yield f"(x - mean) / std of {name}", (x - mean) / std
+
+
+def _random(look: _Look) -> str | None:
+    size, change = look.logits.abs().max().item(), (look.logits - look.again).abs().max().item()
+    if not change > max(1e-4, torch.finfo(look.logits.dtype).eps) * size:  # not for NaN either
+        return None
+    return (
+        f"The same images twice gave logits that differ by up to {change:.2g} (the largest is {size:.2g}): the model "
+        "draws random numbers, and an attack follows one draw's gradient. Use autoattack-rand, which averages."
+    )
+
+
+def _non_finite(look: _Look) -> str | None:
+    values = torch.stack([margin(look.logits, look.y, reduction="none"), look.slope, look.ce_slope])
+    count = int((~values.isfinite()).any(dim=0).sum())
+    if count == 0:
+        return None
+    return (
+        f"For {count} of {len(look.y)} images the logits or the loss's gradient are not finite: attacks stand still "
+        "there, or end in images that are none. Look for overflow, division by zero, roots and logarithms of zero."
+    )
+
+
+def _zero_gradient(look: _Look) -> str | None:
+    zero = look.slope == 0
+    if zero.sum() <= 0.05 * len(zero):
+        return None
+    return (
+        f"For {int(zero.sum())} of {len(zero)} images ({int((zero & look.right).sum())} of them classified correctly) "
+        "the gradient of the margin is exactly zero: attacks by gradient cannot move, and what they leave standing is "
+        "not robust. Look for rounding or detaching; attack a smooth version of the model, or with square."
+    )
+
+
+def _saturated(look: _Look) -> str | None:
+    lead, right = -margin(look.logits, look.y, reduction="none"), int(look.right.sum())
+    flat = (lead > 16) & (look.ce_slope == 0) & (look.slope != 0)
+    if flat.sum() <= 0.1 * right:
+        return None
+    return (
+        f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is exactly flat: the true "
+        f"logit leads by {lead[flat].median():.3g} (median), more than the softmax resolves. Attacks on it (fgsm, pgd, "
+        "apgd-ce) fail there: trust those on margins (cw, apgd-dlr, apgd-t), or divide the logits by a constant."
+    )
+
+
+def _large_eps(model: Classifier, look: _Look, norm: str, eps: float, seed: int) -> str | None:
+    """Within a radius that reaches the grey image from anywhere, an attack has to break what that image breaks."""
+    radius = max(eps, 0.5 if norm == "Linf" else 0.5 * math.sqrt(look.x[0].numel()))
+    x, y = look.x[look.right], look.y[look.right]
+    if len(x) == 0:
+        return None
+    stands = _right(model, PGD(radius, norm, steps=20, loss=margin, seed=seed)(model, x, y), y)
+    missed = stands & ~_right(model, torch.full_like(x, 0.5), y)
+    if missed.sum() < max(2, 0.05 * len(look.y)):
+        return None
+    return (
+        f"PGD at {norm} eps {radius:.3g} leaves {int(stands.sum())} of {len(x)} correctly classified images standing, "
+        f"but painting them grey, within that radius, fools the model on {int(missed.sum())} of them: the gradients "
+        "mislead attacks. Attack a smooth version of the model, or with square."
+    )
+
+
+def _more_steps(model: Classifier, look: _Look, norm: str, eps: float, seed: int) -> str | None:
+    """Of what falls to 20 steps or to more effort, sound models keep less than a fifth for the latter."""
+    x, y = look.x[look.right], look.y[look.right]
+    broken: list[int] = []
+    for restart, steps in enumerate((20, 50, 50, 50)):
+        if len(x) == 0 or (restart > 1 and broken[-1] == 0):
+            break
+        stands = _right(model, PGD(eps, norm, steps=steps, loss=margin, seed=seed + restart)(model, x, y), y)
+        broken.append(int((~stands).sum()))
+        x, y = x[stands], y[stands]
+    few, more = sum(broken[:1]), sum(broken[1:])
+    if more < 5 or more <= 0.2 * (few + more) + 2 * math.sqrt(0.16 * (few + more)):  # two standard deviations
+        return None
+    return (
+        f"PGD with 20 steps breaks {few} of {int(look.right.sum())} correctly classified images, with 50 steps and "
+        f"{len(broken) - 1} restarts {more} more: it has not converged, and the accuracy it leaves is too high. Use "
+        "autoattack, and raise steps and restarts until the figure stays."
+    )

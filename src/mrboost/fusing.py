@@ -1,0 +1,102 @@
+"""Passes over a traced network that leave its answers as they are and give the device less to do."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+_ADDS = (operator.add, operator.iadd, torch.add)
+_RELUS = (F.relu, torch.relu, torch.relu_)
+
+
+def fold_batch_norm(model: fx.GraphModule) -> None:
+    """Each BatchNorm that follows a layer of its own becomes a part of that layer's weights."""
+    modules, uses = dict(model.named_modules()), _uses(model)
+    for node in list(model.graph.nodes):
+        norm, before = modules.get(str(node.target)), next(iter(node.args), None)
+        if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None:
+            continue
+        layer = _layer(before, modules, uses)
+        if isinstance(before, fx.Node) and isinstance(layer, nn.Conv2d | nn.Linear):
+            fold = fuse_conv_bn_eval if isinstance(layer, nn.Conv2d) else fuse_linear_bn_eval
+            model.set_submodule(str(before.target), fold(layer, norm))  # type: ignore[type-var]
+            node.replace_all_uses_with(before)
+            model.graph.erase_node(node)
+
+
+def fuse_relu(model: fx.GraphModule) -> None:
+    """``relu(conv(x))`` and ``relu(conv(x) + z)`` become one operation of cuDNN each."""
+    modules, uses = dict(model.named_modules()), _uses(model)
+    for node in list(model.graph.nodes):
+        if not _is_relu(node, modules):
+            continue
+        inner = node.args[0]
+        added = isinstance(inner, fx.Node) and inner.target in _ADDS and len(inner.users) == 1 and len(inner.args) == 2
+        for conv, other in (inner.args, inner.args[::-1]) if added else ((inner, None),):
+            layer = _layer(conv, modules, uses)
+            if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+                continue
+            model.set_submodule(conv.target, _ConvRelu(layer))
+            with model.graph.inserting_before(node):
+                fused = model.graph.call_module(conv.target, (conv.args[0], *([other] if added else [])))
+            node.replace_all_uses_with(fused)
+            for old in (node, inner, conv) if added else (node, conv):
+                model.graph.erase_node(old)
+            break
+
+
+def _uses(model: fx.GraphModule) -> Counter[object]:
+    return Counter(node.target for node in model.graph.nodes if node.op == "call_module")
+
+
+def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> nn.Module | None:
+    """The module that a node calls, if nothing else sees the node or calls the module."""
+    if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) > 1 or uses[node.target] > 1:
+        return None
+    return modules[str(node.target)]
+
+
+def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules.get(str(node.target)), nn.ReLU)
+    return node.target in _RELUS or (node.op == "call_method" and node.target in ("relu", "relu_"))
+
+
+class _ConvRelu(nn.Module):
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return _FusedConv.apply(x, self.weight, self.bias, other, self.how)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _FusedConv(torch.autograd.Function):
+    """With gradients in the images (and in what is added) only: the weights of a copy need none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, how: Any) -> Tensor:
+        if other is None:
+            y = torch.cudnn_convolution_relu(x, weight, bias, *how)
+        else:
+            y = torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *how)
+        ctx.how, ctx.added = how, other is not None
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        through = torch.ops.aten.threshold_backward(gradient, y, 0)
+        into, _, _ = torch.ops.aten.convolution_backward(
+            through, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+        )
+        return into, None, None, through if ctx.added else None, None

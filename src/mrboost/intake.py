@@ -1,0 +1,77 @@
+"""The images of an evaluation, in whatever form they come, a chunk at a time and checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .attacks.base import check_batch
+from .data import Split
+from .errors import InputError
+
+Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
+CHUNK = 2**24
+"""Numbers in the images of one chunk: 64 MiB of float32."""
+
+
+def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Checked images and labels, some thousands at a time."""
+    if isinstance(x, Split):
+        size = _per_chunk(x.x)
+        pairs: Iterable[tuple[Tensor, Tensor]] = (
+            (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
+        )
+    elif y is None:
+        pairs = _gathered(x)
+    else:
+        whole, targets = _tensors(x, y)
+        size = _per_chunk(whole)
+        pairs = ((whole[i : i + size], targets[i : i + size]) for i in range(0, max(1, len(whole)), size))
+        if len(whole) != len(targets):
+            raise InputError(f"labels must have shape ({len(whole)},) to match the images, got {tuple(targets.shape)}")
+    none = True
+    for images, labels in pairs:
+        check_batch(images, labels)
+        none = False
+        yield images, labels.cpu()
+    if none:
+        raise InputError("there are no images to evaluate on: the data are empty")
+
+
+def _gathered(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Small batches put together into chunks."""
+    waiting: list[tuple[Tensor, Tensor]] = []
+    for pair in batches:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}")
+        waiting.append(_tensors(*pair))
+        if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
+            yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
+            waiting = []
+    if waiting:
+        yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
+
+
+def _per_chunk(images: Tensor) -> int:
+    return max(1, CHUNK // max(1, images[:1].numel()))
+
+
+def count(x: Images) -> int | None:
+    """How many images there are, if ``x`` tells; a loader only tells its number of batches."""
+    return len(x) if isinstance(x, Tensor | Split | np.ndarray) else None
+
+
+def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+    """Arrays as tensors, one-hot labels as classes, integer labels of an array as int64; tensors as they are."""
+    images = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    if not isinstance(y, Tensor):
+        array = np.array(y)
+        y = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array)
+    if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
+        ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
+        if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():
+            y = y.argmax(dim=1)
+    return images, y

@@ -1,0 +1,185 @@
+"""What an evaluation found: one ``Outcome`` for each attack, point by point, and what can be said from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from .doubts import Doubt
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The accuracy left after one of several attacks in turn, and the seconds that it took."""
+
+    attack: str
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack left of the accuracy.
+
+    ``correct`` says of each image whether it withstood (for a randomised classifier: with which probability),
+    ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
+    largest other one on the attacked images, ``min_margin`` the least of them. An attack that is several in turn
+    has ``stages``.
+    """
+
+    attack: str
+    accuracy: float
+    interval: tuple[float, float]
+    margin: float
+    min_margin: float
+    per_class: tuple[float | None, ...]
+    seconds: float
+    correct: tuple[float, ...] = field(repr=False)
+    stages: tuple[Stage, ...] = ()
+
+    @classmethod
+    def of(
+        cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, stages: Sequence[Stage] = ()
+    ) -> Outcome:
+        """From what is known of each point."""
+        values, classes = correct.double(), range(int(y.max()) + 1)
+        return cls(
+            attack=attack,
+            accuracy=values.mean().item(),
+            interval=wilson_interval(values.sum().item(), len(values)),
+            margin=margins.double().mean().item(),
+            min_margin=margins.double().min().item(),
+            per_class=tuple(values[y == k].mean().item() if (y == k).any() else None for k in classes),
+            seconds=seconds,
+            correct=tuple(correct.tolist()),
+            stages=tuple(stages),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where the attacks differ.
+
+    ``doubts`` are reasons not to trust the figures.
+    """
+
+    eps: float | None
+    norm: str | None
+    n: int
+    outcomes: tuple[Outcome, ...]
+    doubts: tuple[Doubt, ...] = ()
+
+    def __getitem__(self, attack: str) -> Outcome:
+        for outcome in self.outcomes:
+            if outcome.attack == attack:
+                return outcome
+        raise KeyError(f"{attack!r} was not evaluated, only {', '.join(o.attack for o in self.outcomes)}")
+
+    @property
+    def worst(self) -> tuple[float, tuple[float, float]]:
+        """The accuracy over the worst attack of each point, and its interval: the figure to publish."""
+        return worst_case([outcome.correct for outcome in self.outcomes])
+
+    def __str__(self) -> str:
+        ball = "several balls" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
+        width = max(14, *(len(o.attack) + 2 for o in self.outcomes))
+        head = f"{'attack':<{width}}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
+        lines = [f"{self.n} images, {ball}", head]
+        for o in self.outcomes:
+            lines += [
+                f"  {stage.attack:<{width - 2}}{stage.accuracy:>9.2%}{stage.seconds:>44.1f}" for stage in o.stages
+            ]
+            lines.append(
+                f"{o.attack:<{width}}{o.accuracy:>9.2%}   {_range(o.interval):<16}"
+                f"{o.margin:>8.2f}{o.min_margin:>8.2f}{o.seconds:>9.1f}"
+            )
+        if len(self.outcomes) > 2:
+            accuracy, interval = self.worst
+            lines.append(f"{'worst case':<{width}}{accuracy:>9.2%}   {_range(interval)}")
+        return "\n".join([*lines, *(f"doubt: {doubt.message}" for doubt in self.doubts)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def worst_case(correct: Sequence[Sequence[float]]) -> tuple[float, tuple[float, float]]:
+    """Accuracy and interval where each point counts as its worst outcome."""
+    least = torch.tensor(correct, dtype=torch.float64).amin(dim=0)
+    return least.mean().item(), wilson_interval(least.sum().item(), len(least))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two classifiers on the same points under the same attack.
+
+    ``p_value`` is McNemar's exact one: how likely so uneven a split of the points on which they differ would be if
+    neither were better.
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def compare(first: Outcome, second: Outcome) -> Comparison:
+    """Count the points that only one of two classifiers withstands."""
+    if len(first.correct) != len(second.correct):
+        raise InputError(
+            f"two evaluations can be compared on the same points only, these have {len(first.correct)} and "
+            f"{len(second.correct)}"
+        )
+    pairs = list(zip(first.correct, second.correct, strict=True))
+    only_first, only_second = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
+    differing = only_first + only_second
+    return Comparison(only_first, only_second, binomtest(only_first, differing).pvalue if differing else 1.0)
+
+
+def robustbench_summary(
+    evaluation: Evaluation, *, name: str, dataset: str, architecture: str, attack: str = "autoattack", **facts: object
+) -> dict[str, Any]:
+    """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings.
+
+    ``facts`` are added as they are: link, authors, venue, additional_data and whatever else the card asks for.
+    """
+    return {
+        "name": name,
+        "dataset": dataset,
+        "architecture": architecture,
+        "threat_model": evaluation.norm,
+        "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
+        "number_of_points": evaluation.n,
+        "clean_acc": f"{100 * evaluation['clean'].accuracy:.2f}",
+        "autoattack_acc": f"{100 * evaluation[attack].accuracy:.2f}",
+        "worst_case_acc": f"{100 * evaluation.worst[0]:.2f}",
+        "unreliable": [doubt.message for doubt in evaluation.doubts],
+        **facts,
+    }
+
+
+def format_eps(eps: float) -> str:
+    """``8/255`` where eps is a whole number of grey levels, the number itself elsewhere."""
+    levels = eps * 255
+    whole = levels > 0.5 and math.isclose(levels, round(levels), rel_tol=1e-6) and levels < 255
+    return f"{round(levels)}/255" if whole else f"{eps:g}"
+
+
+def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % confidence interval of a proportion, sound at 0 and 1 too (Wilson 1927)."""
+    p = successes / n
+    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.2%} – {interval[1]:.2%}"

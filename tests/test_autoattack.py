@@ -1,0 +1,198 @@
+"""AutoAttack against its oracle, ``pyautoattack``, which is bit-identical to the reference implementation.
+
+Random starts and squares differ, so two runs can differ on points at the edge: at most 0.2 % of them may, and none of
+ours may be invalid. The sizes here are chosen for a minute on one core; ``benchmarks/autoattack.py`` runs the same
+comparison in full.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrboost
+from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
+from mrboost.attacks.fab import nearest
+from mrboost.attacks.search import Points, run
+from mrboost.losses import cross_entropy, dlr, targeted_dlr
+from mrboost.threat import ball
+
+oracle = pytest.importorskip("pyautoattack", reason="needs pyautoattack, the oracle")
+from pyautoattack import fab_projections  # noqa: E402
+from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted  # noqa: E402
+from pyautoattack.fab_pt import FABAttack_PT  # noqa: E402
+from pyautoattack.square import SquareAttack  # noqa: E402
+
+MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist.npz"
+
+
+@pytest.fixture(scope="module")
+def points(digits) -> tuple[Tensor, Tensor]:
+    return digits.test.images(), digits.test.y
+
+
+@pytest.fixture(scope="module")
+def ensemble(model, undefended) -> mrboost.Ensemble:
+    """Two networks of different training, with different weights."""
+    return mrboost.Ensemble([model[0], undefended], [0.8, 0.2]).eval()
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network that a few minibatches of adversarial training on MNIST made somewhat robust."""
+    if not MNIST.exists():
+        pytest.skip(f"needs {MNIST.name} in the shared data")
+    data = mrboost.data.load("mnist", MNIST.parent)
+    part = mrboost.data.Dataset("mnist-part", data.train[:2000], data.test, data.classes, data.defaults)
+    model = mrboost.boost(
+        "at",
+        part,
+        model="cnn-digits",
+        epochs=1,
+        eps=0.1,
+        batch_size=64,
+        lr=0.05,
+        out=tmp_path_factory.mktemp("m") / "r",
+        device="cpu",
+    )
+    return model.eval(), data.test.images(), data.test.y
+
+
+def agree(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: int) -> None:
+    """Same survivors but for 0.2 % of the points, all of ours real."""
+    searches = [Square(attack.eps, attack.norm, steps=queries) if isinstance(s, Square) else s for s in attack.searches]
+    found = run(model, x, y, searches, 0)
+    theirs = oracle.AutoAttack(model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0)
+    theirs.square.n_queries = queries
+    adv, _ = theirs.run_standard_evaluation(x, y, batch_size=250)
+    with torch.no_grad():
+        standing = model(adv).argmax(1) == y
+        assert (ball(attack.norm, attack.eps).distance(found.adv, x) <= attack.eps * (1 + 1e-5) + 1e-6).all()
+        assert (found.adv >= 0).all()
+        assert (found.adv <= 1).all()
+        for i in (~found.alive).nonzero().squeeze(1):
+            assert model(found.adv[i : i + 1]).argmax() != y[i], "a success must hold for one image at a time"
+    assert 0.05 < standing.float().mean() < 0.95, "a comparison where something happens"
+    differing = int((standing != found.alive).sum())
+    assert differing <= max(1, 0.002 * len(x)), f"{differing} of {len(x)} points differ"
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
+def test_agrees_on_digits(norm: str, eps: float, model, points) -> None:
+    x, y = points
+    agree(model, x[:100], y[:100], AutoAttack(eps, norm), queries=100)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.15), ("L2", 0.8)])
+def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
+    x, y = points
+    agree(ensemble, x[120:180], y[120:180], AutoAttack(eps, norm), queries=100)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 1.5)])
+def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
+    model, x, y = mnist
+    agree(model, x[:16], y[:16], AutoAttack(eps, norm), queries=50)
+
+
+def test_plus_agrees(model, points) -> None:
+    x, y = points
+    agree(model, x[200:224], y[200:224], AutoAttack(0.17, version="plus"), queries=50)
+
+
+def test_rand_agrees_on_a_noisy_model(model, points) -> None:
+    """With noise in the forward pass survivors are a matter of chance: the accuracies are close."""
+    x, y = points[0][:40], points[1][:40]
+
+    class Noisy(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return model(images + 0.05 * torch.randn_like(images))
+
+    noisy = Noisy()
+    torch.manual_seed(0)
+    ours = run(noisy, x, y, AutoAttack(0.17, version="rand").searches, 0).alive.float().mean()
+    adv, _ = oracle.AutoAttack(noisy, eps=0.17, version="rand", seed=0).run_standard_evaluation(x, y)
+    with torch.no_grad():
+        theirs = torch.stack([noisy(adv).argmax(1) == y for _ in range(20)]).float().mean()
+    assert ours.item() == pytest.approx(theirs.item(), abs=0.15)
+
+
+def advance(search: Search, model: nn.Module, x: Tensor, y: Tensor, job: int = 0) -> dict[str, Tensor]:
+    """One job of every point to its end, successes or not."""
+    known = Points.of(model, x, y, 0)
+    state = search.begin(known.x, known.y, known.ranking, known.keys, torch.full_like(y, job))
+    start = state["adv"] if "adv" in state else state["trial"]
+    for _ in range(search.evaluations()):
+        state = search.step(model, state)
+    return state | {"start": start, "ranking": known.ranking}
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@pytest.mark.parametrize("loss", ["ce", "dlr", "t"])
+def test_apgd_walks_the_same_path_from_the_same_start(loss: str, norm: str, model, points) -> None:
+    """The best loss after 100 iterations, point by point, in double precision on both sides as far as they go."""
+    x, y = points[0][:60], points[1][:60]
+    right = model(x).argmax(1) == y
+    x, y, eps = x[right], y[right], 0.17 if norm == "Linf" else 0.9
+    search = {"ce": APGD(eps, norm), "dlr": APGD(eps, norm, loss=dlr), "t": APGD(eps, norm, targets=9)}[loss]
+    state = advance(search, model, x, y, job=2)
+    kind: Any = APGDAttack_targeted if loss == "t" else APGDAttack
+    theirs = kind(model, eps=eps, norm=norm, device="cpu", **({} if loss == "t" else {"loss": loss}))
+    theirs.init_hyperparam(x)
+    theirs.y_target = state["target"]
+    _, correct, best, _ = theirs.attack_single_run(x, y, x_init=state["start"])
+    close = (state["best_loss"] - best).abs() <= 1e-3 * (1 + best.abs())
+    assert close.float().mean() >= 0.8  # a last bit can turn a sign, and then a path
+    assert (state["hit"] == ~correct.bool()).float().mean() >= 0.98
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
+def test_fab_breaks_the_same_points(norm: str, eps: float, model, points) -> None:
+    x, y = points[0][:80], points[1][:80]
+    right = model(x).argmax(1) == y
+    x, y = x[right], y[right]
+    for targeted, ours in ((True, FAB(eps, norm, steps=30, targets=1)), (False, FAB(eps, norm, steps=10))):
+        theirs = FABAttack_PT(model, norm=norm, eps=eps, n_iter=ours.steps, targeted=targeted, device="cpu")
+        theirs.n_target_classes = 1
+        adv = theirs.perturb(x, y)
+        with torch.no_grad():
+            broken = (model(adv).argmax(1) != y) & (ball(norm, eps).distance(adv, x) <= eps)
+        assert 0.05 < broken.float().mean() < 0.95
+        assert ((run(model, x, y, [ours], 0).broken_by == 1) != broken).float().mean() <= 0.02
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_projections_agree(norm: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.rand(200, 50, generator=generator)
+    slope, offset = torch.randn(200, 50, generator=generator), torch.randn(200, generator=generator)
+    theirs = {"Linf": fab_projections.projection_linf, "L2": fab_projections.projection_l2}[norm]
+    expected = theirs(start, slope, offset)
+    move = nearest(start, slope, (slope * start).sum(1) - offset, norm)
+    assert move == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.2), ("L2", 1.2)])
+def test_square_is_as_strong(norm: str, eps: float, undefended, points) -> None:
+    """Squares of our own for each image against one square for the whole batch: the same success within the noise."""
+    x, y = points[0][:150], points[1][:150]
+    theirs = SquareAttack(undefended, norm=norm, eps=eps, n_queries=60, resc_schedule=False, seed=0, device="cpu")
+    with torch.no_grad():
+        expected = (undefended(theirs.perturb(x, y)).argmax(1) == y).float().mean().item()
+    found = run(undefended, x, y, [Square(eps, norm, steps=60)], 0).alive.float().mean().item()
+    assert 0.1 < expected < 0.9
+    assert found == pytest.approx(expected, abs=0.1)
+
+
+def test_targeted_dlr_is_the_oracles(points) -> None:
+    logits = torch.randn(50, 10, generator=torch.Generator().manual_seed(0))
+    y, target = torch.arange(50) % 10, (torch.arange(50) + 3) % 10
+    theirs = APGDAttack_targeted(lambda x: x, eps=0.1)
+    theirs.y_target = target
+    assert targeted_dlr(logits, y, target, reduction="none") == pytest.approx(theirs.dlr_loss_targeted(logits, y))
+    assert dlr(logits, y, reduction="none") == pytest.approx(theirs.dlr_loss(logits, y))
+    assert cross_entropy(logits, y).item() == pytest.approx(nn.functional.cross_entropy(logits, y).item())

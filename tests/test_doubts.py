@@ -1,0 +1,308 @@
+"""Each fault raises the doubt meant and no other; sound models raise none."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mrboost import Ensemble, InputError, Mixture
+from mrboost.attacks import PGD, Square
+from mrboost.doubts import Doubt, doubts_of, probe
+
+
+def checks(doubts: list[Doubt]) -> list[str]:
+    return [doubt.check for doubt in doubts]
+
+
+@pytest.fixture(scope="module")
+def images(digits) -> tuple[Tensor, Tensor]:
+    return digits.test.images(), digits.test.y
+
+
+@pytest.fixture(scope="module")
+def ensemble(undefended, model) -> Ensemble:
+    return Ensemble([undefended, model[0]], [0.7, 0.3])  # in train mode itself, its members are not
+
+
+@pytest.mark.parametrize("name", ["undefended", "model", "ensemble"])
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 8 / 255), ("Linf", 0.1), ("L2", 0.5)])
+def test_silent_on_sound_models(name: str, norm: str, eps: float, images, request) -> None:
+    network, (x, y) = request.getfixturevalue(name), images
+    for seed in range(2):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: 64 >> seed]
+        assert probe(network, x[order], y[order], eps=eps, norm=norm, seed=seed) == []
+
+
+def test_silent_where_accuracy_falls_steeply(model, undefended, images) -> None:
+    """There, restarts help against sound models too, but not out of proportion."""
+    for network in (model, undefended):
+        assert probe(network, *images, eps=0.15) == []
+
+
+def test_silent_on_log_probabilities_and_mixtures(undefended, model, images) -> None:
+    assert probe(lambda x: undefended(x).log_softmax(dim=1), *images) == []
+    assert probe(Mixture([undefended, model[0]]), *images) == []
+
+
+def test_silent_on_two_classes_on_an_untrained_model_and_at_eps_0(undefended, images) -> None:
+    x, y = images
+    two = y < 2
+    assert probe(lambda x: undefended(x)[:, :2], x[two], y[two], eps=0.1) == []
+    torch.manual_seed(0)
+    assert probe(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, y) == []
+    assert probe(undefended, x, y, eps=0.0) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_silent_on_a_few_images(size: int, undefended, model, images) -> None:
+    for network in (undefended, model):
+        assert probe(network, images[0][:size], images[1][:size], eps=0.15) == []
+
+
+def quantised(network: nn.Module) -> Any:
+    return lambda x: network((4 * x).round() / 4)
+
+
+def steep(network: nn.Module) -> Any:
+    """Almost a black-and-white image; the gradient is not zero, but only of pixels that are nearly grey."""
+    return lambda x: network(torch.sigmoid(1000 * (x - 0.5)))
+
+
+class _FewPixels(torch.autograd.Function):
+    """The identity, with the gradient of a random tenth of the pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (torch.rand_like(gradient) < 0.1)
+
+
+FAULTS = {
+    "rounds": (quantised, "zero-gradient", r"64 of 64 images \(6\d of them classified correctly\)"),
+    "detaches": (lambda net: lambda x: net(x.detach()), "zero-gradient", "exactly zero"),
+    "steep": (steep, "large-eps", r"eps 0.5 leaves \d\d of 6\d correctly classified images standing"),
+    "slow": (lambda net: lambda x: net(_FewPixels.apply(x)), "more-steps", r"20 steps breaks \d+ of 6\d .* \d\d more"),
+    "root": (lambda net: lambda x: net(x.sqrt().square()), "non-finite", "64 of 64 images"),
+    "nan": (lambda net: lambda x: net(x) / (x[:, :1, 0, 3] > 0.1), "non-finite", r"\d+ of 64 images"),
+    "noise": (lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)), "random", "Use autoattack-rand"),
+    "scaled": (lambda net: lambda x: 1e4 * net(x), "saturated", r"leads by \de\+04|leads by \d.\d+e\+04"),
+    "softmax": (lambda net: lambda x: net(x).softmax(dim=1), "probabilities", "return the logits"),
+    "expects 255 x": (lambda net: lambda x: net(x / 255), "scaling", r"(9\d|100)% as 255 x"),
+    "expects 2 x - 1": (lambda net: lambda x: net((x + 1) / 2), "scaling", r"(9\d|100)% as 2 x - 1"),
+    "expects MNIST": (lambda net: lambda x: net(0.3081 * x + 0.1307), "scaling", r"(9\d|100)% as \(x.* of MNIST"),
+    "expects standardised": (lambda net: lambda x: net(0.376 * x + 0.305), "scaling", r"(9\d|100)% as \(x.* of these"),
+}
+
+
+@pytest.mark.parametrize(("make", "check", "message"), FAULTS.values(), ids=FAULTS)
+def test_each_fault_raises_the_doubt_meant(make, check: str, message: str, undefended, images) -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found = probe(make(undefended), *images, eps=0.1)
+    assert checks(found) == [check]
+    assert re.search(message, found[0].message), found[0].message
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("make", "check"), [(quantised, "zero-gradient"), (steep, "large-eps")])
+def test_masked_gradients_are_seen_in_either_norm(make, check: str, model, images) -> None:
+    for norm, eps in (("Linf", 8 / 255), ("L2", 0.5)):
+        assert checks(probe(make(model), *images, eps=eps, norm=norm)) == [check]
+
+
+def test_several_faults_are_all_told(undefended, images) -> None:
+    def faulty(x: Tensor) -> Tensor:
+        return undefended((4 * x + torch.rand_like(x)).round() / 4).softmax(dim=1)
+
+    assert checks(probe(faulty, *images)) == ["probabilities", "random", "zero-gradient"]
+
+
+def test_colour_images_are_tried_with_the_usual_statistics(undefended, images) -> None:
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    (doubt,) = probe(lambda x: undefended((std * x + mean)[:, :1]), images[0].expand(-1, 3, -1, -1), images[1])
+    assert doubt.check == "scaling"
+    assert re.search(r"(9\d|100)% as \(x - mean\) / std of ImageNet", doubt.message)
+    assert "CIFAR-10" in doubt.message
+    assert "MNIST" not in doubt.message
+
+
+def test_models_that_refuse_other_scalings_are_not_asked_again(images) -> None:
+    weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+
+    def strict(x: Tensor) -> Tensor:
+        assert x.min() >= 0
+        assert x.max() <= 1
+        return x.flatten(1) @ weight
+
+    assert probe(strict, *images) == []
+
+
+class _Fickle(nn.Module):
+    """Drops inputs in train mode without a layer for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True), _Fickle()]
+)
+def test_train_mode(layer: nn.Module, undefended, images) -> None:
+    network = nn.Sequential(layer, undefended)
+    assert undefended.training is False
+    (doubt,) = probe(network, *images)
+    assert doubt.check == "train-mode"
+    assert f"train mode (1: {type(layer).__name__})" in doubt.message
+    assert network.training
+    assert layer.training
+    assert probe(network.eval(), *images) == []
+
+
+def test_layers_that_do_not_mind_the_mode_raise_no_doubt(undefended, images) -> None:
+    network = nn.Sequential(nn.Identity(), undefended)
+    assert network.training
+    assert network[0].training
+    assert probe(network, *images) == []
+
+
+def test_leaves_everything_as_found(images) -> None:
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Dropout(0.1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)).train()
+    network[1].eval()
+    network[3].weight.requires_grad_(False)
+    network[3].bias.grad = torch.ones(10)
+    x, y = images[0].clone(), images[1].clone()
+    modes = [module.training for module in network.modules()]
+    flags = [parameter.requires_grad for parameter in network.parameters()]
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    random_state = torch.get_rng_state()
+    first = probe(network, x, y, eps=0.1)
+    assert [module.training for module in network.modules()] == modes
+    assert [parameter.requires_grad for parameter in network.parameters()] == flags
+    assert torch.equal(network[3].bias.grad, torch.ones(10))
+    assert [p.grad is None for p in network.parameters()].count(False) == 1
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(x, images[0])
+    assert torch.equal(y, images[1])
+    assert probe(network, x, y, eps=0.1) == first
+    with torch.inference_mode():
+        assert probe(network, x.clone(), y.clone(), eps=0.1) == first
+
+
+def test_looks_at_n_images_evenly(undefended, images) -> None:
+    """A fault of the last tenth of the images is seen by a few of them."""
+    x, y = images
+    sizes: list[int] = []
+
+    def spy(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return undefended(x) + torch.where(x[:, :1, 0, 0] == 1, torch.nan, 0.0)
+
+    late = x.clone()
+    late[-len(x) // 10 :, :, 0, 0] = 1
+    (doubt,) = probe(spy, late, y, n=20)
+    assert max(sizes) == 20
+    assert "For 2 of 20 images" in doubt.message
+
+
+def test_double_precision(images) -> None:
+    x, y = images[0].double(), images[1]
+    torch.manual_seed(0)
+    assert probe(nn.Sequential(nn.Flatten(), nn.Linear(64, 10).double()), x, y) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": 2.0}, r"must lie in \[0, 1\]"),
+        ({"n": 0}, "at least 1, got 0"),
+        ({"norm": "Linff"}, "did you mean Linf"),
+        ({"eps": -0.1}, "eps must be positive"),
+    ],
+)
+def test_refuses_bad_input(change: dict, message: str, undefended, images) -> None:
+    x, y = images
+    with pytest.raises(InputError, match=message):
+        probe(undefended, x * change.pop("x", 1.0), y, **change)
+    with pytest.raises(InputError, match="must return logits"):
+        probe(lambda x: x, *images)
+
+
+def standing(n: int, *broken: int) -> list[bool]:
+    return [i not in broken for i in range(n)]
+
+
+def test_black_box_beats_white_box() -> None:
+    found = {"clean": standing(500), "pgd-20": standing(500, 0, 1), "cw": standing(500, 0, 2)}
+    (doubt,) = doubts_of(found | {"square": standing(500, 0, 2, 7, 8)})
+    assert doubt.check == "black-box"
+    assert "square breaks 2 of 500 points (0.4%)" in doubt.message
+    assert "pgd-20 99.6%, cw 99.6%" in doubt.message
+    assert doubts_of(found | {"square": standing(500, 0, 1, 2, 9)}) == []  # one point may be bad luck
+    assert doubts_of(found | {"square": standing(500, 0, 1, 2)}) == []
+    assert len(doubts_of(found | {"pgd-20 transferred": standing(500, 7, 8)})) == 1
+    assert len(doubts_of(found | {"first member": standing(500, 7, 8)}, black_box=["first member"])) == 1
+    two = {"square": torch.tensor(standing(500, 3, 4, 5)), "transfer": standing(500, 3, 6)}
+    assert ["square" in doubt.message.split()[0] for doubt in doubts_of(found | two)] == [True, False]
+
+
+def test_two_points_of_very_many_are_no_doubt() -> None:
+    assert doubts_of({"pgd-20": standing(1000), "square": standing(1000, 1, 2)}) == []
+    assert len(doubts_of({"pgd-20": standing(1000), "square": standing(1000, 1, 2, 3)})) == 1
+
+
+def test_probabilities_count_as_parts_of_points() -> None:
+    """A randomised classifier withstands with a probability."""
+    (doubt,) = doubts_of({"pgd-20": [1.0] * 10, "square": [0.5] * 6 + [1.0] * 4})
+    assert "square breaks 3 of 10 points" in doubt.message
+    assert doubts_of({"pgd-20": [1.0] * 10, "square": [0.5] * 3 + [1.0] * 7}) == []
+
+
+def test_stages_of_autoattack() -> None:
+    stages = {"apgd-ce": standing(100, 0), "apgd-t": standing(100, 0, 1), "fab-t": standing(100, 0, 1)}
+    assert doubts_of(stages | {"square": standing(100, 0, 1)}) == []
+    for cumulative in (False, True):
+        (doubt,) = doubts_of(stages | {"square": standing(100, 0, 1, 2, 3, 4)}, cumulative=cumulative)
+        assert "square breaks 3 of 100 points" in doubt.message
+    plus = {"apgd-ce": standing(100, 0), "square": standing(100, 0, 1, 2), "apgd-t": standing(100, 0, 1, 2, 3)}
+    assert len(doubts_of(plus, cumulative=True)) == 1, "apgd-t never tried what square had broken"
+    assert doubts_of({"square": standing(100, 1, 2), "apgd-ce": standing(100, 1, 2, 3)}, cumulative=True) == []
+
+
+def test_entries_that_are_no_single_attack_are_not_compared() -> None:
+    found = {"clean": standing(100), "square": standing(100, 1, 2), "autoattack": standing(100, 1, 2)}
+    assert doubts_of(found) == []
+    assert len(doubts_of(found | {"pgd-20": standing(100), "worst case": standing(100, 1, 2)})) == 1
+    assert doubts_of(found | {"autoattack-rand": standing(100, 1, 2)}) == []
+
+
+def test_nothing_to_compare() -> None:
+    for found in ({}, {"clean": standing(9)}, {"clean": standing(9), "square": standing(9, 1, 2, 3)}):
+        assert doubts_of(found) == []
+    assert doubts_of({"pgd-20": [], "square": []}) == []
+    with pytest.raises(InputError, match="same points"):
+        doubts_of({"pgd-20": standing(9), "square": standing(8)})
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_square_finds_masked_gradients_out(masked: bool, undefended, batch) -> None:
+    network, (x, y) = quantised(undefended) if masked else undefended, batch
+    attacks = {"pgd-20": PGD(0.15), "square": Square(0.15, steps=150)}
+    found = {name: network(attack(network, x, y)).argmax(dim=1) == y for name, attack in attacks.items()}
+    assert checks(doubts_of(found)) == (["black-box"] if masked else [])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda(images) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).cuda()
+    assert probe(network, *images) == probe(network, *(tensor.cuda() for tensor in images)) == []
+    assert checks(probe(lambda x: network(x.round()), *(tensor.cuda() for tensor in images))) == ["zero-gradient"]

@@ -1,0 +1,410 @@
+"""APGD, FAB and Square: the contract of every attack, their parts against closed forms, the queue that runs them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+import mrboost
+from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
+from mrboost.attacks.apgd import _checkpoints
+from mrboost.attacks.fab import nearest
+from mrboost.attacks.search import Points, run
+from mrboost.attacks.square import _bumps, _schedule
+from mrboost.errors import InputError
+from mrboost.fast import quick
+from mrboost.losses import dlr, margin_cross_entropy
+from mrboost.models import build
+from mrboost.seeds import hashed, hashed_uniform, image_keys
+from mrboost.threat import ball
+
+SEARCHES: dict[str, Search] = {
+    "apgd-ce": APGD(0.12, steps=12),
+    "apgd-ce-l2": APGD(0.7, "L2", steps=12),
+    "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
+    "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
+    "apgd-t": APGD(0.12, steps=12, targets=3),
+    "apgd-eot": APGD(0.12, steps=6, eot=2),
+    "fab": FAB(0.12, steps=6, restarts=2),
+    "fab-t": FAB(0.12, steps=12, targets=3),
+    "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
+    "square": Square(0.2, steps=80),
+    "square-l2": Square(1.2, "L2", steps=80),
+}
+every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+
+
+@every_search
+def test_keeps_the_contract(search: Search, model, batch) -> None:
+    x, y = batch
+    x_adv = search(model, x, y)
+    assert x_adv.shape == x.shape
+    assert x_adv.dtype == x.dtype
+    assert not x_adv.requires_grad
+    assert x_adv.min() >= 0
+    assert x_adv.max() <= 1
+    assert (ball(search.norm, search.eps).distance(x_adv, x) <= search.eps * (1 + 1e-5) + 1e-6).all()
+    clean, attacked = (model(images).argmax(1) == y for images in (x, x_adv))
+    assert attacked.sum() < clean.sum(), "it breaks something"
+    assert not (attacked & ~clean).any(), "and mends nothing"
+
+
+@every_search
+def test_what_happens_to_an_image_does_not_depend_on_the_others(search: Search, model, batch) -> None:
+    x, y = batch[0][:24], batch[1][:24]
+    if search.name == "apgd-ce" and search.eot > 1:  # type: ignore[attr-defined]
+        x, y = x[:6], y[:6]
+    all_at_once = run(model, x, y, [search], 0)
+    three_lanes = run(model, x, y, [search], 0, lanes=3)
+    assert torch.equal(all_at_once.broken_by, three_lanes.broken_by)
+    assert (all_at_once.adv - three_lanes.adv).abs().flatten(1).amax(1).le(1e-4).float().mean() > 0.9
+    backwards = run(model, x.flip(0), y.flip(0), [search], 0)
+    assert torch.equal(all_at_once.broken_by, backwards.broken_by.flip(0))
+    other = run(model, x, y, [search], 1)
+    if search.name not in ("fab", "fab-t"):  # FAB starts at the clean image
+        assert not torch.equal(all_at_once.adv, other.adv)
+
+
+@every_search
+def test_leaves_everything_as_found(search: Search, batch) -> None:
+    torch.manual_seed(3)
+    model = build("cnn-digits", (1, 8, 8), 10).train()
+    model[1][0].weight.requires_grad_(False)
+    x = batch[0][:4].clone()
+    with torch.no_grad():
+        y = model.eval()(x).argmax(1)
+    model.train()
+    modes = [module.training for module in model.modules()]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    search(model, x, y)
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(x, batch[0][:4])
+
+
+@every_search
+def test_works_in_double_precision_within_no_grad_and_on_a_function(search: Search, batch) -> None:
+    weight = torch.randn(64, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def linear(images: Tensor) -> Tensor:
+        return images.flatten(1) @ weight
+
+    x = batch[0][:6].double()
+    y = linear(x).argmax(1)
+    with torch.no_grad():
+        x_adv = search(linear, x, y)
+    assert x_adv.dtype == torch.float64
+    assert (linear(x_adv).argmax(1) == y).float().mean() < 1
+    assert search(linear, x[:1], y[:1]) == pytest.approx(x_adv[:1], abs=1e-9)
+
+
+def test_misclassified_images_leave_first(model, batch) -> None:
+    x, y = batch
+    wrong = (y + 1) % 10
+    points = run(model, x, wrong, [APGD(0.1, steps=2)], 0)
+    clean = model(x).argmax(1) == wrong
+    assert (points.broken_by[~clean] == 0).all()
+    assert torch.equal(points.adv[~clean], x[~clean])
+
+
+def test_apgd_checkpoints_of_the_paper() -> None:
+    """Section 3.1: w_j of 100 iterations lie at 22, 41, 57, 70, 80, 87, 93, 99."""
+    table = _checkpoints(100, torch.device("cpu"))
+    assert table.nonzero().squeeze(1).tolist() == [22, 41, 57, 70, 80, 87, 93, 99]
+    assert table[table > 0].tolist() == [22, 19, 16, 13, 10, 7, 6, 6]
+
+
+def test_apgd_reaches_the_corner_of_a_linear_model(batch) -> None:
+    """Two classes: the worst point in the Linf ball is x − eps sign(w_y − w_other), cut to the box."""
+    weight = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    x, y = batch[0][:8], torch.zeros(8, dtype=torch.int64)
+    bias = torch.tensor([1000.0, 0.0])  # right whatever the attack does, so it runs to the end
+
+    def linear(images: Tensor) -> Tensor:
+        return images.flatten(1) @ weight + bias
+
+    direction = (weight[:, 1] - weight[:, 0]).sign().view(1, 1, 8, 8)
+    expected = (x + 0.1 * direction).clamp(0, 1)
+    for attack in (APGD(0.1, loss=mrboost.losses.margin), APGD(0.1, targets=9)):
+        assert attack(linear, x, y) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_targeted_run_counts_any_mistake(batch) -> None:
+    """Three classes, and the step towards the third crosses into the second."""
+
+    def three(images: Tensor) -> Tensor:
+        s = images.flatten(1).sum(1)
+        return torch.stack([torch.full_like(s, 10.0), s, 0.5 * s], dim=1)
+
+    x, y = torch.full((4, 1, 4, 4), 0.6), torch.zeros(4, dtype=torch.int64)
+    points = run(three, x, y, [APGD(0.1, steps=20, targets=2)], 0)
+    assert (points.broken_by == 1).all()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_few_classes(classes: int, batch) -> None:
+    """The targeted DLR needs four logits: with fewer it falls back, and there are fewer targets."""
+    weight = torch.randn(64, classes, generator=torch.Generator().manual_seed(0))
+
+    def linear(images: Tensor) -> Tensor:
+        return images.flatten(1) @ weight
+
+    x = batch[0][:8]
+    y = linear(x).argmax(1)
+    assert APGD(targets=9).jobs(classes) == FAB(targets=9).jobs(classes) == classes - 1
+    x_adv = AutoAttack(0.3)(linear, x, y)
+    assert (linear(x_adv).argmax(1) != y).all()
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
+    """Against a linear program (Linf) and the optimality conditions (L2), where the box cuts and where it does not."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.rand(60, 12, generator=generator, dtype=torch.float64).round(decimals=1)
+    slope = torch.randn(60, 12, generator=generator, dtype=torch.float64)
+    slope[:, 0] = 0
+    reach = torch.where(slope > 0, start, 1 - start).mul(slope.abs()).sum(1)  # how far the box lets the function fall
+    gap = reach * torch.linspace(0.01, 1.2, 60, dtype=torch.float64)
+    move = nearest(start, slope, gap, norm)
+    assert ((start + move >= -1e-12) & (start + move <= 1 + 1e-12)).all()
+    fallen = -(slope * move).sum(1)
+    assert fallen == pytest.approx(torch.minimum(gap, reach), rel=1e-9)
+    for x, w, g, d in zip(start.numpy(), slope.numpy(), gap.numpy(), move.numpy(), strict=True):
+        if -(w * d).sum() < g - 1e-9:
+            continue  # out of reach: all the way
+        if norm == "Linf":
+            free = linprog(
+                np.eye(13)[12], A_eq=[[*w, 0]], b_eq=[-g],
+                A_ub=np.block([[np.eye(12), -np.ones((12, 1))], [-np.eye(12), -np.ones((12, 1))]]), b_ub=np.zeros(24),
+                bounds=[*((-v, 1 - v) for v in x), (0, None)],
+            )  # fmt: skip
+            assert np.abs(d).max() == pytest.approx(free.fun, rel=1e-7)
+        else:
+            inside = (x + d > 1e-9) & (x + d < 1 - 1e-9) & (w != 0)
+            assert np.ptp(d[inside] / w[inside]) < 1e-9 if inside.any() else True
+            rate = np.abs(d[inside] / w[inside]).max() if inside.any() else 0
+            cut = ~inside & (w != 0)
+            assert (np.abs(d[cut]) <= rate * np.abs(w[cut]) + 1e-9).all() if inside.any() else True
+    uphill = nearest(start, slope, -gap, norm)
+    assert ((slope * uphill).sum(1) >= -1e-9).all()
+
+
+def test_square_sizes_follow_the_schedule() -> None:
+    """For 32×32: p = 0.8 gives 29 pixels, then p/2, p/4 … after 10, 50, 200, 500, 1000, 2000 and 4000 queries."""
+    sides, _, _ = _schedule(5000, 0.8, 32, 32, 1, torch.device("cpu"))
+    changes = [0, *(sides.diff().nonzero().squeeze(1) + 1).tolist()]
+    assert changes == [0, 11, 51, 201, 501, 1001, 2001, 4001]
+    assert sides[changes].tolist() == [29, 20, 14, 10, 7, 5, 4, 3]
+    odd, _, _ = _schedule(5000, 0.8, 32, 32, 3, torch.device("cpu"))
+    assert odd[changes].tolist() == [29, 21, 15, 11, 7, 5, 5, 3]
+
+
+def test_bumps_have_length_one_and_cancel() -> None:
+    table = _bumps([3, 5, 8])
+    assert table.square().sum((1, 2)) == pytest.approx(torch.ones(3))
+    assert table[2].sum().item() == pytest.approx(0, abs=1e-6)
+    assert (table[0][3:] == 0).all()
+
+
+def test_square_perturbations_are_extreme(model, batch) -> None:
+    """Linf: every pixel at ±eps or at the edge of the box; L2: on the sphere but for the box."""
+    x, y = batch
+    delta = (Square(0.1, steps=30)(model, x, y) - x).abs()
+    moved = delta.flatten(1).amax(1) > 0
+    at_edge = torch.minimum((0.1 - delta).abs(), torch.minimum(x + delta, 1 - x - delta).abs())
+    assert at_edge[moved].max() < 0.1
+    far = (Square(0.7, "L2", steps=30)(model, x, y) - x).flatten(1).norm(dim=1)
+    assert (far <= 0.7 + 1e-5).all()
+    assert far.max() > 0.3
+
+
+def test_hashed_streams() -> None:
+    keys = image_keys(0, torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0)))
+    assert len(keys.unique()) == 200
+    draws = hashed_uniform(keys, (500,))
+    assert draws.min() > 0
+    assert draws.max() < 1
+    assert draws.mean().item() == pytest.approx(0.5, abs=0.005)
+    assert draws.var().item() == pytest.approx(1 / 12, rel=0.02)
+    assert torch.equal(hashed_uniform(keys[7:8], (500,)), draws[7:8])
+    correlation = torch.corrcoef(torch.stack([draws[:-1].flatten(), draws[1:].flatten()]))[0, 1].abs()
+    assert correlation < 0.02
+    one, two = (torch.tensor(i) for i in (1, 2))
+    assert not (hashed(keys, one) == hashed(keys, two)).any()
+    # splitmix64 with seed 0 begins with these outputs (the published test vector).
+    first = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert [int(hashed(zero, i)) % 2**64 for i in (one, two)] == first
+
+
+@every_search
+def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model, batch) -> None:
+    x, y = batch[0][:24], batch[1][:24]
+    whole = run(model, x, y, [search, Square(search.eps, search.norm, steps=30)], 0, lanes=5)
+
+    class StopError(Exception):
+        pass
+
+    for after in (1, 3, 6):
+        heard: list[tuple[dict[str, Tensor], int]] = []
+
+        def stop(points: Points, stage: int, heard=heard, after=after) -> None:
+            heard.append(({name: value.clone() for name, value in points.saved().items()}, stage))
+            if len(heard) == after:
+                raise StopError
+
+        attempts = [search, Square(search.eps, search.norm, steps=30)]
+        with pytest.raises(StopError):
+            run(model, x, y, attempts, 0, lanes=5, tell=stop)
+        state, stage = heard[-1]
+
+        def resume(points: Points, state=state, stage=stage) -> int:
+            points.restore(state)
+            return stage
+
+        again = run(model, x, y, attempts, 0, lanes=5, resume=resume)
+        assert torch.equal(again.broken_by, whole.broken_by)
+        close = (again.adv - whole.adv).abs().flatten(1).amax(1) < 1e-4  # batches differ, and so do last bits
+        assert close.float().mean() > 0.9
+
+
+def test_work_adds_up(model, batch) -> None:
+    """The progress bar ends at what was announced, whatever broke when."""
+    attack = AutoAttack(0.1)
+    done: list[int] = []
+    searches = [APGD(0.1, steps=9), FAB(0.1, steps=5, targets=3), Square(0.1, steps=40)]
+    run(model, *batch, searches, 0, lanes=20, work=done.append)
+    assert sum(done) == 64 * sum(search.work(10) for search in searches)
+    assert attack.work(10) == 101 + 9 * 101 + 9 * 100 + 5001
+
+
+def test_memory_running_out_halves_the_lanes(model, batch) -> None:
+    x, y = batch
+    expected = run(model, x, y, [APGD(0.1, steps=5)], 0)
+    sizes: list[int] = []
+
+    def small(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        if len(images) > 20 and images.requires_grad:
+            raise torch.OutOfMemoryError("no room")
+        return model(images)
+
+    points = run(small, x, y, [APGD(0.1, steps=5)], 0)
+    assert torch.equal(points.broken_by, expected.broken_by)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(small, x, y, [APGD(0.1, steps=5)], 0, lanes=60)
+
+
+def test_what_is_not_a_number_is_named(batch) -> None:
+    weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+
+    def breaks(images: Tensor) -> Tensor:
+        logits = images.flatten(1) @ weight
+        off_grid = (images * 16 - (images * 16).round()).abs().flatten(1).amax(1, keepdim=True) > 1e-3
+        return torch.where(off_grid, logits * torch.nan, logits)
+
+    x = batch[0][:4]
+    with pytest.raises(InputError, match="image 10 under apgd-ce are NaN"):
+        run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0, first=10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: APGD(0.1, steps=0), "at least 1 step, got 0"),
+        (lambda: APGD(0.1, restarts=0), "got 0, 0 and 1"),
+        (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
+        (lambda: Square(-1), "eps must be positive"),
+        (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
+        (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
+        (lambda: Square(0.1)(lambda x: x, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
+        (lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)), "no gradient in its input"),
+    ],
+)
+def test_refuses(make, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_refuses_a_randomised_classifier(model, batch) -> None:
+    mixture = mrboost.Mixture([model, model], [0.5, 0.5])
+    with pytest.raises(InputError, match=r"apgd-ce stops at the first mistake.*--adaptive"):
+        AutoAttack(0.1)(mixture, *batch)
+
+
+def test_a_quick_copy_answers_as_the_model_does(model, batch) -> None:
+    x, _ = batch
+    torch.manual_seed(0)
+    resnet = build("resnet18", (3, 32, 32), 10).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            resnet.train()(torch.rand(16, 3, 32, 32))  # BatchNorm statistics that are not the initial ones
+    resnet.eval()
+    for network, images in ((model, x), (resnet, torch.rand(4, 3, 32, 32))):
+        copy = quick(network, images)
+        assert copy is not network
+        assert not any(isinstance(part, nn.BatchNorm2d | nn.BatchNorm1d) for part in copy.modules())
+        with torch.no_grad():
+            assert copy(images) == pytest.approx(network(images), abs=1e-4)
+
+
+def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] + torch.randn(10)
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
+
+    class Counting(nn.Module):
+        """Answers otherwise the second time it is built into a graph."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] * (2.0 if isinstance(x, torch.fx.Proxy) else 1.0)
+
+    for network in (Noisy(), Branching(), Counting()):
+        assert quick(network, batch[0]) is network
+    assert quick(torch.sin, batch[0]) is torch.sin
+
+
+def test_shared_layers_are_not_folded(batch) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.one, self.two = nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)
+            self.two.running_mean.fill_(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.conv(self.one(self.conv(x)))).flatten(1)[:, :10]
+
+    network = Shared().eval()
+    copy = quick(network, batch[0])
+    with torch.no_grad():
+        assert copy(batch[0]) == pytest.approx(network(batch[0]), abs=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_search
+def test_on_cuda(search: Search, model, digits) -> None:
+    """Half precision and captured graphs: every success is real, and as many as on the CPU but for the edge."""
+    x, y = digits.test.images()[:100], digits.test.y[:100]
+    expected = run(model, x, y, [search], 0)
+    there = deepcopy(model).cuda()
+    found = run(there, x.cuda(), y.cuda(), [search], 0)
+    assert quick(there.eval().requires_grad_(False), x.cuda()) is not there
+    assert (found.alive != expected.alive).sum() <= 3
+    with torch.no_grad():
+        for i in (~found.alive).nonzero().squeeze(1):
+            assert there(found.adv[i : i + 1]).argmax().item() != y[i]
+    assert (ball(search.norm, search.eps).distance(found.adv.cpu(), x) <= search.eps * (1 + 1e-5) + 1e-6).all()
