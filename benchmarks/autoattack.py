@@ -5,7 +5,7 @@
 ``pyautoattack`` (bit-identical to the reference implementation) is the oracle. Printed: the accuracy after each attack
 and its seconds, for both; the ratio; the points on which they differ; and whether each of our successes holds on a
 fresh forward pass of one image at a time. Set-up is counted. A second seed of the oracle (--seeds 2) shows how far the
-oracle differs from itself.
+oracle differs from itself; --spread N compares N seeds of both, of apgd-t alone on the points that apgd-ce leaves.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from itertools import combinations, product
 
 import torch
 from torch import Tensor, nn
 
 import mrboost  # noqa: F401 — before torch: it keeps idle threads from spinning
-from mrboost.attacks import AutoAttack
+from mrboost.attacks import APGD, AutoAttack
 from mrboost.attacks.search import run
+from mrboost.devices import exact_float32
 from mrboost.results import draw, load_data, load_model
 from mrboost.runs import Run
 from mrboost.threat import ball
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--norm", default="Linf")
     parser.add_argument("--version", default="standard")
     parser.add_argument("--seeds", type=int, default=1, help="runs of the oracle")
+    parser.add_argument("--spread", type=int, default=0, metavar="N", help="instead: how far N seeds of apgd-t differ")
     parser.add_argument("--batch-size", type=int, default=250, help="of the oracle")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", default=None)
@@ -42,6 +45,9 @@ def main() -> None:
     model = load_model(folder, "best", options.device)
     device = model.weights.device
     eps = options.eps or folder.config["eps"]
+    if options.spread:
+        spread(model, test.images().to(device), test.y.to(device), eps, options.norm, options.spread)
+        return
     contest(
         model, test.images().to(device), test.y.to(device), eps, options.norm, options.version, options.seeds,
         options.batch_size,
@@ -109,12 +115,33 @@ def oracle_run(
     return (answers == y).cpu(), seconds
 
 
+def spread(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seeds: int) -> None:
+    """How many points two runs with different seeds differ on, on average over pairs."""
+    from pyautoattack.autopgd_base import APGDAttack_targeted
+
+    left = run(model, x, y, [APGD(eps, norm)], 0).alive.to(x.device)
+    x, y = x[left], y[left]
+    standing: dict[str, list[Tensor]] = {"ours": [], "oracle": []}
+    for seed in range(seeds):
+        standing["ours"].append(run(model, x, y, [APGD(eps, norm, targets=9)], seed).alive)
+        oracle = APGDAttack_targeted(model, eps=eps, norm=norm, seed=seed, device=x.device)
+        with torch.no_grad():
+            standing["oracle"].append((model(oracle.perturb(x, y)).argmax(1) == y).cpu())
+    print(f"apgd-t on the {len(x)} points that apgd-ce leaves, {seeds} seeds each")
+    for name, runs in standing.items():
+        print(f"  {name}: {sum(int(alive.sum()) for alive in runs) / seeds:.1f} points stand on average")
+    pairs = {name: list(combinations(runs, 2)) for name, runs in standing.items()}
+    pairs["ours and oracle"] = list(product(standing["ours"], standing["oracle"]))
+    for name, both in pairs.items():
+        print(f"  two runs ({name}) differ on {sum(int((a != b).sum()) for a, b in both) / len(both):.1f} points")
+
+
 def invalid(model: nn.Module, x: Tensor, y: Tensor, adv: Tensor, alive: Tensor, eps: float, norm: str) -> int:
     """Successes that leave ball or box, or that are classified correctly when they come alone."""
     bad = 0
     outside = (ball(norm, eps).distance(adv, x) > eps * (1 + 1e-5) + 1e-6) | (adv.flatten(1).amin(1) < 0)
     outside |= adv.flatten(1).amax(1) > 1
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.no_grad(), exact_float32():
         for i in (~alive).nonzero().squeeze(1).tolist():
             bad += bool(outside[i]) or int(model(adv[i : i + 1]).argmax()) == int(y[i])
     return bad

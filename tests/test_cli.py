@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,6 +77,30 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert plots == ["loss.svg", "margins.svg", "robustness.svg", "training.svg"]
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
+
+
+def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The attacks that fit, on few images; what they leave in the folder, the table, the page."""
+    examples = tmp_path / "examples.npz"
+    found = json_of(
+        capsys, "evaluate", run, "--attack", "fgsm", "--adaptive", "--n", "10", "--eps", "0.2", "--examples", examples
+    )  # fmt: skip
+    outcomes = {outcome["attack"]: outcome for outcome in found["evaluations"][0]["outcomes"]}
+    assert list(outcomes) == ["clean", "fgsm", "autoattack", "apgd-mce"]
+    assert [stage["attack"] for stage in outcomes["autoattack"]["stages"]] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert sorted(np.load(examples)) == ["apgd-mce", "autoattack", "fgsm", "y"]
+    assert not (run / "checkpoint" / "evaluation").exists()
+    results = json.loads((run / "results.json").read_text())
+    results["evaluations"][-1]["doubts"] = [{"check": "made-up", "message": "a <b>made-up</b> doubt"}]
+    (run / "results.json").write_text(json.dumps(results))
+    assert main(["report", str(run), "--n", "20", "--quiet", "--out", str(tmp_path / "page.html")]) == 0
+    assert "worst case" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert "Reasons to doubt these figures" in page
+    assert "a &lt;b&gt;made-up&lt;/b&gt; doubt" in page
+    assert "those of one classifier" in error_of(
+        capsys, "evaluate", run, "--weights", "best,last", "--examples", examples
+    )
 
 
 def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,3 +306,10 @@ def test_on_cuda(images) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).cuda()
     assert probe(network, *images) == probe(network, *(tensor.cuda() for tensor in images)) == []
     assert checks(probe(lambda x: network(x.round()), *(tensor.cuda() for tensor in images))) == ["zero-gradient"]
+
+
+def test_answers_that_depend_on_the_batch(undefended, images) -> None:
+    def relative(x: Tensor) -> Tensor:
+        return undefended(x) - undefended(x).mean(dim=0)
+
+    assert "batch" in [doubt.check for doubt in probe(relative, *images, eps=0.1)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mrboost
 from mrboost import InputError, evaluation, intake
 from mrboost.adaptive import adaptive
-from mrboost.attacks import APGD, CW, FAB, FGSM, PGD, AutoAttack, Square, autoattack
+from mrboost.attacks import APGD, CW, FAB, FGSM, PGD, AutoAttack, Square, Transfer, autoattack
 from mrboost.curves import robustness_curve
 from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
 
@@ -334,3 +334,61 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
     result = mrboost.evaluate(mixture, x, y, attacks)
     assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)
+
+
+def test_files_that_are_not_ours_stay(model, batch, tmp_path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "0-0.safetensors").write_bytes(b"an old part")
+    mrboost.evaluate(model, *batch, {"a": FGSM(0.1)}, keep=tmp_path, check=False)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_path) -> None:
+    x, y = batch
+    kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
+
+    class Shift:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        def __call__(self, model, x: Tensor, y: Tensor) -> Tensor:
+            return (x + self.by).clamp(0, 1)
+
+    for network in (lambda z: model(z), lambda z: undefended(z)):
+        for attack in (Shift(0.1), Shift(0.9), PGD(0.1, steps=2, loss=lambda *a, **k: mrboost.losses.margin(*a, **k))):
+            expected = mrboost.evaluate(network, x, y, {"a": attack}, check=False)
+            found = mrboost.evaluate(network, x, y, {"a": attack}, **kept)
+            assert found["a"].correct == expected["a"].correct
+    first, second = (
+        mrboost.evaluate(model, x, y, {"t": Transfer(PGD(0.2, steps=5), source)}, **kept)
+        for source in (model, undefended)
+    )
+    assert first["t"].correct != second["t"].correct
+
+
+def test_square_is_held_against_the_gradients_inside_autoattack(model, digits, small_autoattack) -> None:
+    """AutoAttack's own gradient attacks break what square breaks, so there is nothing to doubt."""
+    x, y = digits.test.images()[:60], digits.test.y[:60]
+    attacks = {"autoattack": small_autoattack, "fgsm": FGSM(0.01), "square": Square(0.15, steps=100)}
+    result = mrboost.evaluate(model, x, y, attacks, check=False)
+    assert sum(result["fgsm"].correct) - sum(result["square"].correct) >= 2
+    assert "black-box" not in [doubt.check for doubt in mrboost.evaluate(model, x, y, attacks).doubts]
+
+
+def test_names_and_places_are_checked_first(model, batch, tmp_path) -> None:
+    for arguments, message in (
+        ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
+        ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
+        ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mrboost.evaluate(model, *batch, **arguments)
+
+
+def test_infinite_margins_are_null_in_json(batch) -> None:
+    def sure(images: Tensor) -> Tensor:
+        return torch.where(torch.arange(10) == 0, torch.inf, images.flatten(1)[:, :10])
+
+    result = mrboost.evaluate(sure, *batch, [], check=False)
+    assert json.loads(result.to_json(), parse_constant=pytest.fail)["outcomes"][0]["min_margin"] is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,3 +68,38 @@ def test_killed_and_resumed_equals_uninterrupted(how: signal.Signals, tmp_path: 
         assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
     epochs_logged = [len((tmp_path / n / "metrics.jsonl").read_text().splitlines()) for n in ("whole", "killed")]
     assert epochs_logged == [6, 6]
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path: Path) -> None:
+    """AutoAttack, killed twice while it runs; what was finished is not done again."""
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        shutil.copytree(trained, folder)
+
+    def evaluate(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mrboost", "evaluate", str(folder), "--attack", "pgd-20,autoattack", "--n", "20",
+             "--eps", "0.2", "--device", "cpu", "--quiet", "--json", *more],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    whole = evaluate(folders[0])
+    kept = folders[1] / "checkpoint" / "evaluation"
+    for parts, more in ((2, ()), (3, ("--resume",))):
+        process = evaluate(folders[1], *more)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and len(list(kept.rglob("*.safetensors"))) < parts and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.communicate()
+    done = evaluate(folders[1], "--resume")
+    results = []
+    for process in (whole, done):
+        out, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+        results.append(json.loads(out)["evaluations"][0]["outcomes"])
+    for first, second in zip(*results, strict=True):
+        assert first["correct"] == second["correct"]
+        assert [stage["accuracy"] for stage in first["stages"]] == [stage["accuracy"] for stage in second["stages"]]
+    assert not kept.exists()

@@ -288,6 +288,34 @@ def test_work_adds_up(model, batch) -> None:
     assert attack.work(10) == 101 + 9 * 101 + 9 * 100 + 5001
 
 
+def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batch) -> None:
+    """Square runs thousands of queries in one job: the bar moves, and what is saved goes on from the middle."""
+    x, y = batch[0][:8], batch[1][:8]
+    done: list[int] = []
+    seen: list[dict[str, Tensor]] = []
+    search = Square(0.05, steps=300)
+
+    def hear(points: Points, stage: int) -> None:
+        seen.append({name: value.clone() for name, value in points.saved().items()})
+
+    whole = run(model, x, y, [search], 0, work=done.append, tell=hear)
+    assert len(done) > 8
+    assert sum(done) == 8 * 301
+    middle = seen[5]
+    assert int(middle["lanes.t"].max()) > 100
+    calls = 0
+
+    def counted(images: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return model(images)
+
+    again = run(counted, x, y, [search], 0, resume=lambda points: points.restore(middle) or 0)
+    assert calls < 210
+    assert torch.equal(again.broken_by, whole.broken_by)
+    assert again.adv == pytest.approx(whole.adv, abs=1e-5)
+
+
 def test_memory_running_out_halves_the_lanes(model, batch) -> None:
     x, y = batch
     expected = run(model, x, y, [APGD(0.1, steps=5)], 0)
@@ -329,6 +357,11 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
         (lambda: Square(0.1)(lambda x: x, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
         (lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)), "no gradient in its input"),
+        (lambda: AutoAttack(0.1)(lambda x: x * 1, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
+        (
+            lambda: APGD(0.1, loss=dlr)(lambda x: x * 1, torch.eye(2), torch.arange(2)),
+            "at least 3 classes, the model has 2",
+        ),
     ],
 )
 def test_refuses(make, message: str) -> None:
@@ -367,15 +400,92 @@ def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
 
+    class StraightThrough(nn.Module):
+        """Rounds its input, with a gradient as if it did not: tracing sees the rounding alone."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _Round.apply(x).flatten(1)[:, :10]
+
     class Counting(nn.Module):
         """Answers otherwise the second time it is built into a graph."""
 
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :10] * (2.0 if isinstance(x, torch.fx.Proxy) else 1.0)
 
-    for network in (Noisy(), Branching(), Counting()):
+    for network in (Noisy(), Branching(), StraightThrough(), Counting()):
         assert quick(network, batch[0]) is network
     assert quick(torch.sin, batch[0]) is torch.sin
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return (x * 15).round() / 15
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@pytest.mark.parametrize("extra", [-torch.inf, torch.inf, torch.nan])
+def test_infinite_logits(extra: float, model, batch) -> None:
+    """A class that is switched off changes nothing; one that always wins is a mistake everywhere."""
+    x, y = batch
+
+    def padded(images: Tensor) -> Tensor:
+        return torch.cat([model(images), torch.full((len(images), 1), extra)], dim=1)
+
+    if extra == -torch.inf:
+        expected = run(model, x, y, [Square(0.2, steps=60)], 0)
+        assert torch.equal(run(padded, x, y, [Square(0.2, steps=60)], 0).broken_by, expected.broken_by)
+        assert not run(padded, x, y, [APGD(0.2, steps=10, loss=mrboost.losses.margin)], 0).alive.all()
+    elif extra == torch.inf:
+        assert (run(padded, x, y, [Square(0.2, steps=5)], 0).broken_by == 0).all()
+    else:
+        with pytest.raises(InputError, match="image 0 under no attack are NaN"):
+            run(padded, x, y, [Square(0.2, steps=5)], 0)
+
+
+def test_draws_are_never_one() -> None:
+    """The largest of all numbers that the hash can give is still below 1, in float32 and through erfinv."""
+    keys = torch.arange(45_621_350, 45_621_370)
+    draws = hashed_uniform(keys, (3, 32, 32))
+    assert draws.max() < 1
+    assert torch.erfinv(2 * draws - 1).isfinite().all()
+    top = torch.tensor(0x7FFFFF)
+    assert ((top.float() + 0.5) * 2.0**-23).item() < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_models_are_searched_in_float32(dtype: torch.dtype, model, batch) -> None:
+    low = deepcopy(model).to(dtype)
+    x, y = batch[0][:16].to(dtype), batch[1][:16]
+    for search in (
+        APGD(0.2, steps=20),
+        APGD(1.0, "L2", steps=10),
+        FAB(0.2, steps=10, targets=2),
+        Square(0.2, steps=50),
+    ):
+        x_adv = search(low, x, y)
+        assert x_adv.dtype == dtype
+        assert x_adv.isfinite().all()
+    strong = (model(APGD(0.2, steps=20)(model, x.float(), y)).argmax(1) == y).float().mean()
+    found = (low(APGD(0.2, steps=20)(low, x, y)).argmax(1) == y).float().mean()
+    assert found.item() == pytest.approx(strong.item(), abs=0.13)
+
+
+def test_models_that_work_in_place_leave_the_images_alone(model, batch) -> None:
+    class InPlace(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not x.requires_grad:
+                x.mul_(2).sub_(1)
+                return model((x + 1) / 2)
+            return model(x)
+
+    x, y = batch[0].clone(), batch[1]
+    result = mrboost.evaluate(InPlace(), x, y, {"square": Square(0.2, steps=20)}, check=False)
+    assert torch.equal(x, batch[0])
+    assert result["clean"].accuracy > 0.9
 
 
 def test_shared_layers_are_not_folded(batch) -> None:

@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from . import attacks, data, losses, models, recipes
 from .boosting import boost
+from .curves import robustness_curve
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import evaluate
@@ -32,4 +33,5 @@ __all__ = [
     "losses",
     "models",
     "recipes",
+    "robustness_curve",
 ]

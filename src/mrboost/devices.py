@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from lightning_fabric import Fabric
 
@@ -31,6 +34,17 @@ def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Within it, convolutions in float32 are that on CUDA devices too, where they are TF32 by default."""
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
 
 
 def device_of(model: object) -> torch.device:

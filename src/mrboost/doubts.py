@@ -61,6 +61,8 @@ def probe(
         check_logits(model, images, labels)
         look = _look(model, images, labels)
         seen |= {"probabilities": _probabilities(look), "scaling": _scaling(model, look), "random": _random(look)}
+        if not seen["random"]:
+            seen["batch"] = _batch(model, look)
         seen |= {"non-finite": _non_finite(look), "zero-gradient": _zero_gradient(look), "saturated": _saturated(look)}
         if not seen["non-finite"] and not seen["zero-gradient"]:
             seen["large-eps"] = _large_eps(model, look, norm, eps, seed)
@@ -213,6 +215,19 @@ def _random(look: _Look) -> str | None:
     return (
         f"The same images twice gave logits that differ by up to {change:.2g} (the largest is {size:.2g}): the model "
         "draws random numbers, and an attack follows one draw's gradient. Use autoattack-rand, which averages."
+    )
+
+
+def _batch(model: Classifier, look: _Look) -> str | None:
+    with torch.no_grad():
+        alone = torch.cat([model(image[None].clone()) for image in look.x[:4]])
+    size, change = look.logits.abs().max().item(), (look.logits[:4] - alone).abs().max().item()
+    if not change > max(1e-2, 10 * torch.finfo(look.logits.dtype).eps) * size:
+        return None
+    return (
+        f"An image alone and the same image in a batch got logits that differ by up to {change:.2g} (the largest is "
+        f"{size:.2g}): the answer depends on the other images, so no accuracy is the model's own. Fix the statistics "
+        "that it takes from the batch (BatchNorm with track_running_stats=False, say)."
     )
 
 

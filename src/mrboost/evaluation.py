@@ -7,9 +7,7 @@ precision, image by image.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,25 +18,24 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .attacks import Attack, AutoAttack, Classifier, Search, Transfer, attacked, named
+from .attacks import Attack, AutoAttack, Classifier, Search, Square, Transfer, attacked, named
 from .attacks.base import Untouched, check_logits
 from .attacks.search import Points, run, seed_of
-from .config import describe_parts
 from .data import Split
-from .devices import device_of, dtype_of
+from .devices import device_of, dtype_of, exact_float32
 from .doubts import Doubt, doubts_of, probe
 from .ensemble import Mixture
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
-from .outcomes import Evaluation, Outcome, Stage
-from .parts import Parts, content, identity
+from .outcomes import Evaluation, Outcome, Stage, wilson_interval
+from .parts import Parts, digest
 from .storage import State, replace_file, write_tensors
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
 SAVE_EVERY = 20.0
-"""Seconds between two savings inside a chunk."""
+"""Seconds between two savings inside a stage."""
 
 
 def evaluate(
@@ -78,11 +75,12 @@ def evaluate(
         raise InputError(f"batch_size must be at least 1, got {batch_size}: leave it out to have it chosen")
     if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
         raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
+    if examples is not None and not Path(examples).parent.is_dir():
+        raise InputError(f"there is no folder {str(Path(examples).parent)!r} for the examples: make it first")
     attacks = resolve_attacks(attack, eps, norm)
     balls = {(getattr(one, "eps", None), getattr(one, "norm", None)) for one in attacks.values()} or {(eps, norm)}
     common = balls.pop() if len(balls) == 1 else (None, None)
     parts = Parts(None if keep is None else Path(keep), resume=resume)
-    model_is = "" if keep is None else identity(model)
     found: dict[str, list[State]] = {label: [] for label in ("clean", *attacks)}
     doubts: list[Doubt] = []
     labels: list[Tensor] = []
@@ -100,15 +98,17 @@ def evaluate(
             chunk_is = "" if keep is None else chunk.fingerprint()
             for label, one in ({"clean": None} | attacks).items():
                 bar.set_description(label)
-                of = f"{model_is} {chunk_is} {json.dumps(describe_parts(one), default=str)}"
+                of = "" if keep is None else digest(chunk_is, one)
                 place = _Place(parts, f"{number}-{list(found).index(label)}", of)
                 part = place.get()
-                if part is None:
+                if part is None or (examples is not None and one is not None and "adv" not in part):
                     part = chunk.attack(one, bar.update, place)
+                    if examples is None:
+                        part.pop("adv", None)  # large, and not asked for
                     place.put(part)
                 else:
                     bar.update(len(images) * chunk.work(one))
-                found[label].append(part if examples is not None else {k: v for k, v in part.items() if k != "adv"})
+                found[label].append(part)
     if examples is not None:
         _write_examples(Path(examples), found, torch.cat(labels))
     whole = {label: _joined(parts_) for label, parts_ in found.items()}
@@ -125,12 +125,16 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
         for item in [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack:
             if item == "clean":
                 continue
-            one = (named(item, eps, norm) if eps else Untouched(item, norm)) if isinstance(item, str) else item
+            one = named(item, eps or 0.1, norm) if isinstance(item, str) else item
+            if isinstance(item, str) and eps == 0:
+                one = Untouched(item, norm)
             label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
             if label in found and found[label] != one:
                 label = f"{label} ({len(found) + 1})"
             found[label] = one
     for label, one in found.items():
+        if label in ("clean", "y"):
+            raise InputError(f"an attack cannot be called {label!r}: that is the name of something else in the result")
         if not callable(one):
             raise InputError(f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}")
     return found
@@ -162,7 +166,11 @@ class _Chunk:
             self.classes = check_logits(model, self.x[:1].to(self.device), y)
 
     def fingerprint(self) -> str:
-        return hashlib.blake2b(content(self.x) + content(self.y), digest_size=16).hexdigest()
+        """Of images, labels, the model's weights and some of its answers: a function has no weights to go by."""
+        with attacked(self.model), torch.no_grad(), exact_float32():
+            answers = self.model(self.x[:8].to(self.device, copy=True)).float().cpu()
+        rough = (answers / answers.abs().amax().clamp(min=1e-12) * 100).round()
+        return digest(self.x, self.y, rough, self.model)
 
     def work(self, attack: Attack | None) -> int:
         """Evaluations that an attack may take for one image."""
@@ -230,10 +238,10 @@ class _Clock:
 
     def tick(self, stage: int) -> bool:
         """Count the time since the last tick for the stage that ran; True when it is time to save."""
-        now = time.perf_counter()
+        now, ended = time.perf_counter(), stage > self.stage
         self.seconds[self.stage] += now - self._last
         self._last, self.stage = now, min(stage, len(self.seconds) - 1)
-        if now - self._saved < SAVE_EVERY:
+        if not ended and now - self._saved < SAVE_EVERY:
             return False
         self._saved = now
         return True
@@ -248,21 +256,24 @@ def _outcome(label: str, known: State, attack: Attack | None, y: Tensor) -> Outc
     stages: list[Stage] = []
     if isinstance(attack, AutoAttack):
         for number, search in enumerate(attack.searches, start=1):
-            left = _left(known["stage"], number).double().mean().item()
-            stages.append(Stage(search.name, left, seconds[number - 1].item()))
+            left = _left(known["stage"], number).double()
+            interval = wilson_interval(left.sum().item(), len(left))
+            stages.append(Stage(search.name, left.mean().item(), interval, seconds[number - 1].item()))
     return Outcome.of(label, known["correct"], known["margin"], y, seconds.sum().item(), stages)
 
 
 def _doubts(known: Mapping[str, State], attacks: Mapping[str, Attack]) -> list[Doubt]:
     """What the outcomes say against each other, and the stages of AutoAttack."""
     transfers = [label for label, one in attacks.items() if isinstance(one, Transfer)]
-    found = doubts_of({label: parts["correct"] for label, parts in known.items()}, black_box=transfers)
+    correct = {label: parts["correct"] for label, parts in known.items()}
+    found: list[Doubt] = []
     for label, one in attacks.items():
         if isinstance(one, AutoAttack):
-            stage = known[label]["stage"]
-            stages = {search.name: _left(stage, number) for number, search in enumerate(one.searches, start=1)}
-            found += doubts_of(stages, cumulative=True)
-    return found
+            stage, numbered = known[label]["stage"], list(enumerate(one.searches, start=1))
+            found += doubts_of({search.name: _left(stage, number) for number, search in numbered}, cumulative=True)
+            blind = torch.tensor([-1, *(number for number, search in numbered if isinstance(search, Square))])
+            correct[f"gradients in {label}"] = torch.isin(stage, blind)
+    return found + doubts_of(correct, black_box=transfers)
 
 
 def _left(stage: Tensor, number: int) -> Tensor:
@@ -313,8 +324,8 @@ def attacked_batches(
         try:
             if attack is not None:
                 images = attack(model, images, labels)
-            with attacked(model), torch.no_grad():
-                logits = model(images)
+            with attacked(model), torch.no_grad(), exact_float32():
+                logits = model(images.clone())  # a model may work in place
         except torch.OutOfMemoryError:
             if size == 1 or batch_size is not None:
                 raise

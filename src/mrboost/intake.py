@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from .attacks.base import check_batch
 from .data import Split
@@ -61,7 +62,10 @@ def _per_chunk(images: Tensor) -> int:
 
 def count(x: Images) -> int | None:
     """How many images there are, if ``x`` tells; a loader only tells its number of batches."""
-    return len(x) if isinstance(x, Tensor | Split | np.ndarray) else None
+    whole = getattr(x, "dataset", x)  # of a DataLoader
+    return (
+        len(whole) if isinstance(whole, Tensor | Split | np.ndarray | Dataset) and hasattr(whole, "__len__") else None
+    )
 
 
 def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:

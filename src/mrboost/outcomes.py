@@ -22,6 +22,7 @@ class Stage:
 
     attack: str
     accuracy: float
+    interval: tuple[float, float]
     seconds: float
 
 
@@ -95,19 +96,24 @@ class Evaluation:
         lines = [f"{self.n} images, {ball}", head]
         for o in self.outcomes:
             lines += [
-                f"  {stage.attack:<{width - 2}}{stage.accuracy:>9.2%}{stage.seconds:>44.1f}" for stage in o.stages
+                f"  {s.attack:<{width - 2}}{s.accuracy:>9.2%}   {_range(s.interval):<32}{s.seconds:>9.1f}"
+                for s in o.stages
             ]
             lines.append(
                 f"{o.attack:<{width}}{o.accuracy:>9.2%}   {_range(o.interval):<16}"
                 f"{o.margin:>8.2f}{o.min_margin:>8.2f}{o.seconds:>9.1f}"
             )
-        if len(self.outcomes) > 2:
+        if len(self.outcomes) > 2 and self.eps is not None:  # a worst case over several balls means nothing
             accuracy, interval = self.worst
             lines.append(f"{'worst case':<{width}}{accuracy:>9.2%}   {_range(interval)}")
         return "\n".join([*lines, *(f"doubt: {doubt.message}" for doubt in self.doubts)])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; what JSON has no number for (the margin of infinite logits) is None."""
+        found = asdict(self)
+        for outcome in found["outcomes"]:
+            outcome |= {key: outcome[key] if math.isfinite(outcome[key]) else None for key in ("margin", "min_margin")}
+        return found
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)

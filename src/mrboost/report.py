@@ -24,7 +24,7 @@ from .curves import probability_margins, robustness_curve
 from .data import Dataset, Split
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .outcomes import format_eps
+from .outcomes import format_eps, worst_case
 from .results import draw, load_data, load_model
 from .runs import Run
 from .storage import replace_file
@@ -33,6 +33,7 @@ CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY, GALLERY_POOL = 10, 200
 MOST_CLASSES = 20  # for the table by class
+WORST = "worst case"
 
 
 def write_report(
@@ -153,9 +154,12 @@ class _Comparison:
         for label, run in zip(_labels(runs), runs, strict=True):
             for evaluation in run.results.get("evaluations", []):
                 found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
+                if len(found) > 2 and all("correct" in outcome for outcome in found.values()):
+                    accuracy, interval = worst_case([outcome["correct"] for outcome in found.values()])
+                    found[WORST] = {"accuracy": accuracy, "interval": interval}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
-        return cls(attacks, rows)
+        return cls(sorted(attacks, key=lambda name: name == WORST), rows)
 
     def head(self) -> list[str]:
         return ["run", "members", "weights", "ball", "images", *self.attacks]
@@ -201,8 +205,18 @@ def _results_table(runs: Sequence[Run]) -> str:
         f"<h2>Accuracy on test images</h2><table><tr>{head}</tr>{''.join(lines)}</table>"
         "<p class=note>In per cent, with half the width of the 95 % interval; the best of a column is bold. Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
-        "stronger one may find more.</p>"
+        "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
+        + _doubts(table)
     )
+
+
+def _doubts(table: _Comparison) -> str:
+    """What the evaluations give to doubt, run by run."""
+    found: dict[str, None] = {}  # an ordered set: several evaluations of a run see the same
+    for label, evaluation, _ in table.rows:
+        for doubt in evaluation.get("doubts", []):
+            found[f"<li>{escape(label)}: {escape(doubt['message'])}</li>"] = None
+    return f"<h2>Reasons to doubt these figures</h2><ul>{''.join(found)}</ul>" if found else ""
 
 
 def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
@@ -211,7 +225,7 @@ def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
         return ""
     lines = []
     for label, evaluation, found in _Comparison.of(runs).rows:
-        hardest = min(found.values(), key=lambda outcome: outcome["accuracy"])
+        hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
             cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
             name = f"{label} ({evaluation['weights']}), {outcome['attack']}"

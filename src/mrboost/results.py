@@ -153,6 +153,8 @@ def _keep(run: Run, which: str, members: int, result: Evaluation) -> None:
         if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")):
             again = {outcome["attack"] for outcome in new["outcomes"]}
             new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])
+            if not again & {"square", "autoattack"}:  # what only these attacks can show stays until they run again
+                new["doubts"] = [*new["doubts"], *(d for d in old.get("doubts", []) if d["check"] == "black-box")]
         else:
             kept.append(old)
     run.save_results({**results, "evaluations": [*kept, new]})

@@ -77,6 +77,10 @@ def check_results(results: dict[str, Any], path: Path) -> None:
         _check(evaluation, _EVALUATION, where)
         for outcome in evaluation["outcomes"]:
             _check(outcome, _OUTCOME, where)
+        if not isinstance(evaluation.get("doubts", []), list):
+            raise InputError(f"{where}: doubts is not a list: move it away")
+        for doubt in evaluation.get("doubts", []):
+            _check(doubt, {"check": _text, "message": _text}, where)
     for row in results.get("rounds", []):
         _check(row, {"round": _whole(1, 100_000), "clean.accuracy": _number, "pgd-20.accuracy": _number}, where)
     if not isinstance(results.get("curve", {}), dict):

@@ -67,8 +67,8 @@ def hashed(keys: Tensor, counter: Tensor) -> Tensor:
 def hashed_uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:
     """Numbers in the open interval (0, 1), ``(N, *shape)``, a function of the keys ``(N,)`` alone."""
     index = torch.arange(1, math.prod(shape) + 1, device=keys.device)
-    bits = (_mix(keys[:, None] + index * _GOLDEN) >> 40) & 0xFFFFFF
-    return ((bits.float() + 0.5) * 2.0**-24).view(len(keys), *shape)
+    bits = (_mix(keys[:, None] + index * _GOLDEN) >> 41) & 0x7FFFFF  # with the half, all that float32 holds below 1
+    return ((bits.float() + 0.5) * 2.0**-23).view(len(keys), *shape)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64

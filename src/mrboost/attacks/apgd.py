@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mrboost.errors import InputError
-from mrboost.losses import Loss, cross_entropy, targeted_dlr
+from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.seeds import hashed_uniform
 
 from .base import Classifier
@@ -60,6 +60,8 @@ class APGD(Search):
                 f"got {self.targets}, {self.restarts} and {self.eot}"
             )
 
+    strides = (6, 17)  # both end next to 101 evaluations
+
     @property
     def name(self) -> str:
         if self.targets:
@@ -71,6 +73,10 @@ class APGD(Search):
     @property
     def patient(self) -> bool:  # type: ignore[override]
         return self.eot > 1
+
+    def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
+        if self.loss is dlr and classes < 3:
+            raise InputError(f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce or apgd-t")
 
     def jobs(self, classes: int) -> int:
         return self.restarts * (min(self.targets, classes - 1) or 1)

@@ -76,4 +76,4 @@ class AutoAttack:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The worst images found: misclassified where an attack succeeded, else those of the highest margin."""
-        return run(model, x, y, self.searches, seed_of(self.seed, generator)).adv
+        return run(model, x, y, self.searches, seed_of(self.seed, generator)).adv.to(x.dtype)

@@ -96,7 +96,7 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
     with torch.no_grad():
-        logits = model(x[:1])
+        logits = model(x[:1].clone())  # a model may work in place
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mrboost.devices import exact_float32
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.fast import Engine
@@ -50,6 +51,8 @@ class Points:
     """Jobs finished of the attack under way. On the CPU."""
     first: int = 0
     """The number that messages give to the first image."""
+    lanes: State = field(default_factory=dict)
+    """The state of the search under way, and as ``owner`` the point of each lane."""
 
     @classmethod
     def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
@@ -74,13 +77,32 @@ class Points:
     def alive(self) -> Tensor:
         return self.broken_by < 0
 
+    def learn(self, who: Tensor, images: Tensor, logits: Tensor, number: int) -> Tensor:
+        """Images offered by attack ``number`` for the points ``who``: keep the worst, and say which points are broken.
+
+        A point is broken if it is misclassified by more than the last bits, which change with the size of the batch.
+        """
+        point = who.to(images.device)
+        margins = margin(logits, self.y[point], reduction="none")
+        worse = margins > self.margin[point]
+        self.adv[point] = torch.where(wide(worse, images), images, self.adv[point])
+        self.margin[point] = torch.where(worse, margins, self.margin[point])
+        true = logits.gather(1, self.y[point, None]).squeeze(1)
+        scale = (true.abs() + (true + margins).abs()).nan_to_num(0.0, 0.0, 0.0)  # of the two logits compared
+        broken = (margins > 16 * torch.finfo(logits.dtype).eps * scale).cpu()
+        self.broken_by[who[broken]] = number
+        return broken
+
     def saved(self) -> State:
         """What ``restore`` needs to go on."""
-        return {name: getattr(self, name) for name in ("adv", "margin", "broken_by", "jobs_done")}
+        known = {name: getattr(self, name) for name in ("adv", "margin", "broken_by", "jobs_done")}
+        return known | {f"lanes.{name}": value for name, value in self.lanes.items()}
 
     def restore(self, saved: State) -> None:
         for name, tensor in saved.items():
-            if hasattr(self, name):
+            if name.startswith("lanes."):
+                self.lanes[name.removeprefix("lanes.")] = tensor
+            elif hasattr(self, name):
                 setattr(self, name, tensor.to(getattr(self, name).device))
 
 
@@ -95,8 +117,8 @@ class Search(ABC):
 
     patient = False
     """Whether a hit must wait for the job's end (a randomised model may answer otherwise the next time)."""
-    stride = 5
-    """Steps between two looks at the lanes."""
+    strides = (5, 10)
+    """Steps between two looks at the lanes: on the CPU, and where looking means waiting for a device."""
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
@@ -115,6 +137,9 @@ class Search(ABC):
     def jobs(self, classes: int) -> int:
         """How many runs a point gets: restarts and targets."""
         raise NotImplementedError
+
+    def check(self, x: Tensor, classes: int) -> None:  # noqa: B027 — most searches work on anything
+        """Refuse images or models that this search cannot work on, before anything is computed."""
 
     def evaluations(self) -> int:
         """Evaluations of the model in one job."""
@@ -143,7 +168,7 @@ class Search(ABC):
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The worst images found: of highest margin, misclassified where it succeeded."""
-        return run(model, x, y, [self], seed_of(self.seed, generator)).adv
+        return run(model, x, y, [self], seed_of(self.seed, generator)).adv.to(x.dtype)
 
 
 def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
@@ -179,7 +204,12 @@ def run(
                 "use pgd-100, or --adaptive"
             )
         x, y = x.detach().clone(), y.clone()
-        check_logits(model, x, y)
+        classes = check_logits(model, x, y)
+        for search in searches:
+            search.check(x, classes)
+        if x.dtype in (torch.float16, torch.bfloat16):  # searched and judged in float32 around the model
+            low, given = x.dtype, model
+            model, x = (lambda images: given(images.to(low)).float()), x.float()
         points = Points.of(model, x, y, seed, first)
         plan = [search.work(points.ranking.shape[1]) for search in searches]
         begun = resume(points)
@@ -219,7 +249,12 @@ def drain(
         return
     most = lanes or engine.lanes
     most = -(-len(waiting) // -(-len(waiting) // most))  # as many rounds as needed, equally full
-    owner, state = waiting[:0], None
+    owner, spent, state = waiting[:0], waiting[:0], None
+    if points.lanes:  # an earlier run stopped here
+        state = {name: value.to(device) for name, value in points.lanes.items()}
+        owner, spent = state.pop("owner").cpu(), state["t"].cpu()
+        waiting = waiting[~torch.isin(waiting, owner)]
+        count(int(spent.sum()), 0)
     while len(waiting) or len(owner):
         arriving, waiting = waiting[: most - len(owner)], waiting[most - len(owner) :]
         if len(arriving):
@@ -228,50 +263,57 @@ def drain(
             keys = hashed(points.keys[here], job + derive(0, search.name) % 2**32)
             fresh = search.begin(points.x[here], points.y[here], points.ranking[here], keys, job)
             state = fresh if state is None else {key: torch.cat([state[key], fresh[key]]) for key in fresh}
-            owner = torch.cat([owner, arriving])
+            owner, spent = torch.cat([owner, arriving]), torch.cat([spent, torch.zeros_like(arriving)])
         assert state is not None
+        stride = search.strides[points.x.is_cuda]
         try:
-            state = engine.advance(search.advance, state, search.stride * engine.pace, search.name)
+            state = engine.advance(search.advance, state, stride, number)
         except torch.OutOfMemoryError:
             if most == 1 or lanes is not None:
                 raise
             most //= 2
-            waiting, owner, state = torch.cat([owner, waiting]), owner[:0], None  # jobs under way start again
+            count(-int(spent.sum()), 0)
+            waiting, owner, spent, state = torch.cat([owner, waiting]), owner[:0], spent[:0], None  # they start again
             continue
+        before, spent = spent, (spent + stride).clamp(max=each)
+        count(int((spent - before).sum()), 0)
         ended = state["t"] >= each
         offered = ended if search.patient else ended | state["hit"]
         look = offered.cpu().nonzero().squeeze(1)
         if len(look) == 0:
+            points.lanes = state | {"owner": owner}
+            tell()
             continue
         lane, who = look.to(device), owner[look]
-        point = who.to(device)
         images = state["found"][lane]
-        logits = judge(model, images, search.name, who + points.first)
-        margins = margin(logits, points.y[point], reduction="none")
-        worse = margins > points.margin[point]
-        points.adv[point] = torch.where(wide(worse, images), images, points.adv[point])
-        points.margin[point] = torch.where(worse, margins, points.margin[point])
-        broken = _surely_wrong(logits, margins).cpu()
+        broken = points.learn(who, images, judge(model, images, search.name, who + points.first), number)
         search.refute(state, lane)
         over = ended[lane].cpu()
-        points.broken_by[who[broken]] = number
         points.jobs_done[who[over]] += 1
-        saved = (jobs - points.jobs_done[who[broken]]).sum()
-        count(each * int(over.sum() + saved), int(broken.sum()))
+        rest = each * (jobs - points.jobs_done[who[broken]]) - spent[look[broken]] * ~over[broken]
+        count(int(rest.sum()), int(broken.sum()))
         again = who[over & ~broken]
         waiting = torch.cat([again[points.jobs_done[again] < jobs], waiting])
         stay = torch.ones(len(owner), dtype=torch.bool)
         stay[look[over | broken]] = False
         keep = stay.nonzero().squeeze(1)
-        owner = owner[keep]
+        owner, spent = owner[keep], spent[keep]
         state = {key: value[keep.to(device)] for key, value in state.items()} if len(keep) else None
+        points.lanes = {} if state is None else state | {"owner": owner}
         tell()
+    points.lanes = {}
 
 
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
     """The model's own logits on images of these numbers; they must be numbers themselves."""
-    with torch.no_grad():
-        logits = model(images)
+    try:
+        with torch.no_grad(), exact_float32():
+            logits = model(images.clone())  # a model may work in place
+    except torch.OutOfMemoryError:
+        if len(images) == 1:
+            raise
+        half = len(images) // 2
+        return torch.cat([judge(model, images[part], attack, who[part]) for part in (slice(half), slice(half, None))])
     bad = logits.isnan().any(dim=1)
     if bad.any():
         number = int(who[int(bad.nonzero()[0])])
@@ -279,12 +321,6 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
             f"the model's logits for image {number} under {attack} are NaN: its weights or the image are not finite"
         )
     return logits
-
-
-def _surely_wrong(logits: Tensor, margins: Tensor) -> Tensor:
-    """Misclassified by more than the last bits, which change with the size of the batch."""
-    slack = 16 * torch.finfo(logits.dtype).eps * logits.abs().amax(dim=1)
-    return margins > slack
 
 
 def wide(values: Tensor, like: Tensor) -> Tensor:

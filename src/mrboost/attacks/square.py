@@ -44,7 +44,7 @@ class Square(Search):
     steps: int = field(default=5000, kw_only=True)
     share: float = field(default=0.8, kw_only=True)
 
-    stride = 25
+    strides = (25, 50)
 
     @property
     def name(self) -> str:
@@ -56,9 +56,11 @@ class Square(Search):
     def evaluations(self) -> int:
         return self.steps + 1
 
-    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
+    def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if x.ndim != 4:
             raise InputError(f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}")
+
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
         start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
         return {
             "x": x, "y": y, "keys": keys, "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool),
