@@ -133,9 +133,7 @@ class Engine:
     def advance(self, step: Step, state: State, count: int, search: int) -> State:
         """``count`` steps; ``search`` is the number of the search that they belong to."""
         if not self._capture:
-            for _ in range(count):
-                state = step(self.model, state)
-            return state
+            return self._run(step, state, count)
         size = _bucket(len(state["t"]))
         key = (search, size, count)
         if key not in self._graphs:

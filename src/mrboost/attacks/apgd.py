@@ -22,14 +22,13 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
-from mrboost.seeds import hashed_uniform
 
 from .base import Classifier
-from .search import Search, State, wide
+from .search import Aimed, State, wide
 
 
 @dataclass(frozen=True)
-class APGD(Search):
+class APGD(Aimed):
     """Auto-PGD on any loss of ``mrboost.losses``.
 
     Args:
@@ -47,8 +46,6 @@ class APGD(Search):
     """
 
     loss: Loss | None = field(default=None, kw_only=True)
-    targets: int = field(default=0, kw_only=True)
-    restarts: int = field(default=1, kw_only=True)
     eot: int = field(default=1, kw_only=True)
     rho: float = field(default=0.75, kw_only=True)
 
@@ -78,21 +75,14 @@ class APGD(Search):
         if self.loss is dlr and classes < 3:
             raise InputError(f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce or apgd-t")
 
-    def jobs(self, classes: int) -> int:
-        return self.restarts * (min(self.targets, classes - 1) or 1)
-
     def evaluations(self) -> int:
         return self.steps + 1
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
-        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
-        if self.norm == "L2":
-            noise = torch.erfinv(noise)  # normal, up to a factor
-        largest = self.threat.distance(noise, torch.zeros_like(noise))
-        adv = (x + noise * wide(self.eps / largest, x)).clamp(0, 1)
+        adv = self.start(x, keys, self.eps)
         zero, none = x.new_zeros(len(x)), torch.zeros_like(y, dtype=torch.bool)
         return {
-            "x": x, "y": y, "target": ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1),
+            "x": x, "y": y, "target": self.target(ranking, job),
             "t": torch.zeros_like(y), "hit": none, "found": adv,
             "adv": adv, "old": adv, "size": zero + 2 * self.eps,
             "best": adv, "best_gradient": torch.zeros_like(x), "best_loss": zero - torch.inf,

@@ -23,26 +23,23 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import is_label
-from mrboost.seeds import hashed_uniform
 
 from .apgd import input_gradient
 from .base import Classifier
-from .search import Search, State, wide
+from .search import Aimed, State, wide
 
 _NEWTON_STEPS = 7
 _FAR = 1e30
 
 
 @dataclass(frozen=True)
-class FAB(Search):
+class FAB(Aimed):
     """FAB, untargeted (the nearest boundary each time) or aimed at the ``targets`` most likely false labels in turn.
 
     The first run of a point starts at the clean image, ``restarts`` beyond it within half of eps. Images on which it
     fails are returned as they came.
     """
 
-    targets: int = field(default=0, kw_only=True)
-    restarts: int = field(default=1, kw_only=True)
     alpha: float = field(default=0.1, kw_only=True)
     overshoot: float = field(default=1.05, kw_only=True)
     back: float = field(default=0.9, kw_only=True)
@@ -56,19 +53,12 @@ class FAB(Search):
     def name(self) -> str:
         return "fab-t" if self.targets else "fab"
 
-    def jobs(self, classes: int) -> int:
-        return self.restarts * (min(self.targets, classes - 1) or 1)
-
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
-        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
-        if self.norm == "L2":
-            noise = torch.erfinv(noise)
-        largest = self.threat.distance(noise, torch.zeros_like(noise))
         radius = torch.where(job % self.restarts > 0, self.eps / 2, 0.0).to(x.dtype)
         return {
-            "x": x, "y": y, "target": ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1),
+            "x": x, "y": y, "target": self.target(ranking, job),
             "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool), "found": x,
-            "adv": (x + noise * wide(radius / largest, x)).clamp(0, 1),
+            "adv": self.start(x, keys, radius),
         }  # fmt: skip
 
     def step(self, model: Classifier, state: State) -> State:

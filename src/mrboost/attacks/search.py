@@ -24,7 +24,7 @@ from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.fast import Engine
 from mrboost.losses import margin
-from mrboost.seeds import derive, hashed, image_keys
+from mrboost.seeds import derive, hashed, hashed_uniform, image_keys
 from mrboost.threat import Threat, ball
 
 from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
@@ -169,6 +169,28 @@ class Search(ABC):
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The worst images found: of highest margin, misclassified where it succeeded."""
         return run(model, x, y, [self], seed_of(self.seed, generator)).adv.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Aimed(Search):
+    """A search whose runs are aimed at the ``targets`` most likely false labels in turn, with ``restarts`` each."""
+
+    targets: int = field(default=0, kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+
+    def jobs(self, classes: int) -> int:
+        return self.restarts * (min(self.targets, classes - 1) or 1)
+
+    def target(self, ranking: Tensor, job: Tensor) -> Tensor:
+        return ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1)
+
+    def start(self, x: Tensor, keys: Tensor, radius: Tensor | float) -> Tensor:
+        """Images at distance ``radius`` in a random direction, but for the box."""
+        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
+        if self.norm == "L2":
+            noise = torch.erfinv(noise)  # normal, up to a factor
+        length = self.threat.distance(noise, torch.zeros_like(noise))
+        return (x + noise * wide(radius / length, x)).clamp(0, 1)
 
 
 def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
