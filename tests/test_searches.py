@@ -375,58 +375,6 @@ def test_refuses_a_randomised_classifier(model, batch) -> None:
         AutoAttack(0.1)(mixture, *batch)
 
 
-def test_a_quick_copy_answers_as_the_model_does(model, batch) -> None:
-    x, _ = batch
-    torch.manual_seed(0)
-    resnet = build("resnet18", (3, 32, 32), 10).eval()
-    with torch.no_grad():
-        for _ in range(2):
-            resnet.train()(torch.rand(16, 3, 32, 32))  # BatchNorm statistics that are not the initial ones
-    resnet.eval()
-    for network, images in ((model, x), (resnet, torch.rand(4, 3, 32, 32))):
-        copy = quick(network, images)
-        assert copy is not network
-        assert not any(isinstance(part, nn.BatchNorm2d | nn.BatchNorm1d) for part in copy.modules())
-        with torch.no_grad():
-            assert copy(images) == pytest.approx(network(images), abs=1e-4)
-
-
-def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
-    class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(1)[:, :10] + torch.randn(10)
-
-    class Branching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
-
-    class StraightThrough(nn.Module):
-        """Rounds its input, with a gradient as if it did not: tracing sees the rounding alone."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return _Round.apply(x).flatten(1)[:, :10]
-
-    class Counting(nn.Module):
-        """Answers otherwise the second time it is built into a graph."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(1)[:, :10] * (2.0 if isinstance(x, torch.fx.Proxy) else 1.0)
-
-    for network in (Noisy(), Branching(), StraightThrough(), Counting()):
-        assert quick(network, batch[0]) is network
-    assert quick(torch.sin, batch[0]) is torch.sin
-
-
-class _Round(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return (x * 15).round() / 15
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return gradient
-
-
 @pytest.mark.parametrize("extra", [-torch.inf, torch.inf, torch.nan])
 def test_infinite_logits(extra: float, model, batch) -> None:
     """A class that is switched off changes nothing; one that always wins is a mistake everywhere."""
@@ -486,22 +434,6 @@ def test_models_that_work_in_place_leave_the_images_alone(model, batch) -> None:
     result = mrboost.evaluate(InPlace(), x, y, {"square": Square(0.2, steps=20)}, check=False)
     assert torch.equal(x, batch[0])
     assert result["clean"].accuracy > 0.9
-
-
-def test_shared_layers_are_not_folded(batch) -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.one, self.two = nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)
-            self.two.running_mean.fill_(0.3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.conv(self.one(self.conv(x)))).flatten(1)[:, :10]
-
-    network = Shared().eval()
-    copy = quick(network, batch[0])
-    with torch.no_grad():
-        assert copy(batch[0]) == pytest.approx(network(batch[0]), abs=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,0 +1,78 @@
+"""Quick copies of a model: they answer as it does, and are not made where tracing would change something."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mrboost.fast import quick
+from mrboost.models import build
+
+
+def test_a_quick_copy_answers_as_the_model_does(model, batch) -> None:
+    x, _ = batch
+    torch.manual_seed(0)
+    resnet = build("resnet18", (3, 32, 32), 10).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            resnet.train()(torch.rand(16, 3, 32, 32))  # BatchNorm statistics that are not the initial ones
+    resnet.eval()
+    for network, images in ((model, x), (resnet, torch.rand(4, 3, 32, 32))):
+        copy = quick(network, images)
+        assert copy is not network
+        assert not any(isinstance(part, nn.BatchNorm2d | nn.BatchNorm1d) for part in copy.modules())
+        with torch.no_grad():
+            assert copy(images) == pytest.approx(network(images), abs=1e-4)
+
+
+def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] + torch.randn(10)
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] if x.sum() > 0 else x.flatten(1)[:, 10:20]
+
+    class StraightThrough(nn.Module):
+        """Rounds its input, with a gradient as if it did not: tracing sees the rounding alone."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _Round.apply(x).flatten(1)[:, :10]
+
+    class Counting(nn.Module):
+        """Answers otherwise the second time it is built into a graph."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] * (2.0 if isinstance(x, torch.fx.Proxy) else 1.0)
+
+    for network in (Noisy(), Branching(), StraightThrough(), Counting()):
+        assert quick(network, batch[0]) is network
+    assert quick(torch.sin, batch[0]) is torch.sin
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return (x * 15).round() / 15
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_shared_layers_are_not_folded(batch) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.one, self.two = nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)
+            self.two.running_mean.fill_(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.conv(self.one(self.conv(x)))).flatten(1)[:, :10]
+
+    network = Shared().eval()
+    copy = quick(network, batch[0])
+    with torch.no_grad():
+        assert copy(batch[0]) == pytest.approx(network(batch[0]), abs=1e-5)
