@@ -16,8 +16,8 @@ from mrboost.attacks.apgd import _checkpoints
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.search import Points, run
 from mrboost.attacks.square import _bumps, _schedule
+from mrboost.copies import quick
 from mrboost.errors import InputError
-from mrboost.fast import quick
 from mrboost.losses import dlr, margin_cross_entropy
 from mrboost.models import build
 from mrboost.seeds import hashed, hashed_uniform, image_keys

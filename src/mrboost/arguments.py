@@ -94,6 +94,9 @@ def _train_command(sub: Any) -> _Parser:
         "--select-on", metavar="PART", help="choose the best epoch on validation (default) or, as the paper, on test"
     )
     p.add_argument("--precision", metavar="P", help="auto (default), 32-true or bf16-mixed")
+    p.add_argument(
+        "--fast", metavar="F", help="attack quick copies, captured on a GPU: auto (default: where possible), on or off"
+    )
     p.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)")
     p.add_argument("--resume", action="store_true", help="go on with the run in --out")
     _shared(p)

@@ -20,6 +20,7 @@ from .threat import ball
 
 SelectOn = Literal["validation", "test"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
+Fast = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Config:
     validation: int
     select_on: SelectOn
     precision: Precision
+    fast: Fast
     augment: Augment
 
     def __post_init__(self) -> None:
@@ -59,6 +61,7 @@ class Config:
         for name, known in (
             ("select_on", ("validation", "test")),
             ("precision", ("auto", "32-true", "bf16-mixed")),
+            ("fast", ("auto", "on", "off")),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -94,6 +97,7 @@ class Options(TypedDict, total=False):
     validation: int | None
     select_on: SelectOn
     precision: Precision
+    fast: Fast
     schedule: str | None
     ema: float | None
     clip: float | None
@@ -121,6 +125,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
         "validation": max(1, min(1000, len(dataset.train) // 10)),
         "select_on": "validation",
         "precision": "auto",
+        "fast": "auto",
         "augment": Augment(defaults.padding, defaults.flip),
     } | said
     filled["model"] = _model(recipe, said.get("model"), defaults.model)

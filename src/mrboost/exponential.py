@@ -148,7 +148,8 @@ def _move(
 
 def _draw(log_weights: Tensor, generator: torch.Generator) -> Tensor:
     """An index of each row, with these unnormalised log probabilities."""
-    return torch.multinomial(log_weights.softmax(dim=1), 1, generator=generator).squeeze(1)
+    weights = log_weights.softmax(dim=1)  # torch.multinomial does the same, and waits for the device
+    return (weights / torch.empty_like(weights).exponential_(generator=generator)).argmax(dim=1)
 
 
 def _normal(shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:

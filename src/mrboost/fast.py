@@ -1,124 +1,65 @@
-"""The model as a search needs it: logits and gradients in the images, as fast as the device gives them.
+"""Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
 
-``quick`` makes a copy with BatchNorm folded into the convolutions, in channels-last memory and, on a CUDA device, in
-half precision. A copy is used only where it answers as the model does; otherwise the model itself is. What a search
-finds on a copy is judged by the model (see ``mrboost.attacks.search``): a copy can cost successes, never invent one.
-
-``Engine`` advances the state of a search. On a CUDA device it captures the steps between two looks at the lanes as one
-graph for each batch size and replays that, because launching small kernels one by one costs more than running them.
+Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of training, and
+``Engine`` for the steps of a search between two looks at its lanes, one graph for each batch size. What a search finds
+on a copy (``mrboost.copies``) is judged by the model: a copy can cost successes, never invent one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
 
-from .ensemble import Ensemble, Mixture
-from .fusing import fold_batch_norm, fuse_relu
+from .copies import Model, quick
 
-Model = Callable[[Tensor], Tensor]
 State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
 
-_SAMPLE = 8
-_LARGE = 64.0
-"""Gradients enter the half-precision network with this as their largest entry."""
 
+class Replay:
+    """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
 
-def quick(model: Model, x: Tensor) -> Model:
-    """A faster copy that answers as ``model`` does on images like ``x``, or the model itself."""
-    if not isinstance(model, nn.Module) or x.dtype != torch.float32 or x.ndim != 4:
-        return model
-    sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
-    wanted = _answer(model, sample)
-    if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
-        return model
-    for build in (_half_and_fused, _half) if x.is_cuda else (_folded,):
-        try:
-            copy = build(model)
-            logits, gradient = (
-                (mine - theirs).norm() / theirs.norm().clamp(min=1e-12)
-                for mine, theirs in zip(_answer(copy, sample), wanted, strict=True)
-            )
-            # Gradients too: tracing loses a backward pass of the model's own, such as a straight-through estimator.
-            close = bool(logits < 2e-2 and gradient < 0.2) if x.is_cuda else bool(logits < 1e-4 and gradient < 1e-2)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever a stranger's model does that tracing cannot follow
-            continue
-        if close:
-            return copy
-    return model
+    The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generator`` or from
+    torch's own; it may not look at values. What it returns is overwritten by the next call.
+    """
 
+    def __init__(
+        self, function: Callable[..., Any], generator: torch.Generator, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._function, self._generator, self._say = function, generator, say
+        self._graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
+        self._calls: Counter[tuple[torch.Size, ...]] = Counter()
 
-def _answer(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the gradient in the images of a fixed mixture of them; zero where there is none."""
-    x = x.clone().requires_grad_(True)
-    with torch.enable_grad():
-        logits = model(x)
-        mixture = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
-    gradient = torch.autograd.grad(mixture, x, allow_unused=True)[0] if mixture.requires_grad else None
-    return logits.detach(), torch.zeros_like(x) if gradient is None else gradient
+    def __call__(self, *tensors: Tensor) -> Any:
+        shapes = tuple(tensor.shape for tensor in tensors)
+        self._calls[shapes] += 1
+        if self._calls[shapes] <= 2:  # caches, autotuning and lazy initialisation happen outside the capture
+            return self._function(*tensors)
+        if shapes not in self._graphs:
+            self._graphs[shapes] = self._capture(tensors)
+        graph, given, result = self._graphs[shapes]
+        for mine, theirs in zip(given, tensors, strict=True):
+            mine.copy_(theirs)
+        graph.replay()
+        return result
 
-
-def _folded(model: nn.Module, passes: Sequence[Callable[[fx.GraphModule], None]] = ()) -> nn.Module:
-    if isinstance(model, Ensemble | Mixture):
-        copy: nn.Module = type(model)([_folded(member, passes) for member in model], model.weights.tolist())
-        copy.to(model.weights.device)
-    else:
-        traced = fx.symbolic_trace(deepcopy(model))
-        for one in (fold_batch_norm, *passes):
-            one(traced)
-        traced.recompile()
-        traced.delete_all_unused_submodules()
-        copy = traced
-    copy = copy.eval().requires_grad_(False)
-    return copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _half_and_fused(model: nn.Module) -> Model:
-    return _half(model, (fuse_relu,))
-
-
-def _half(model: nn.Module, passes: Sequence[Callable[[fx.GraphModule], None]] = ()) -> Model:
-    """In half precision inside, float32 outside, each example's gradient scaled to what half precision holds."""
-    copy = _folded(model, passes).half()
-
-    def call(x: Tensor) -> Tensor:
-        scales: list[Tensor] = []
-        inside = _Enter.apply(x.contiguous(memory_format=torch.channels_last), scales)  # type: ignore[no-untyped-call]
-        return _Leave.apply(copy(inside), scales)  # type: ignore[no-untyped-call, no-any-return]
-
-    return call
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: list[Tensor]) -> Tensor:
-        ctx.scales = scales
-        return x.half()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        scale = ctx.scales[-1]
-        return gradient.float() * scale.view(-1, *[1] * (gradient.ndim - 1)), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, scales: list[Tensor]) -> Tensor:
-        ctx.scales = scales
-        return logits.float()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        scale = gradient.abs().amax(dim=1).clamp(min=1e-30) / _LARGE
-        ctx.scales.append(scale)
-        return (gradient / scale[:, None]).half(), None
+    def _capture(self, tensors: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]:
+        given = tuple(tensor.clone() for tensor in tensors)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        # One pool for all: graphs of other shapes never run at the same time.
+        pool = next((other.pool() for other, _, _ in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool):
+            result = self._function(*given)
+        self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
+        return graph, given, result
 
 
 class Engine:

@@ -15,9 +15,13 @@ _ADDS = (operator.add, operator.iadd, torch.add)
 _RELUS = (F.relu, torch.relu, torch.relu_)
 
 
-def fold_batch_norm(model: fx.GraphModule) -> None:
-    """Each BatchNorm that follows a layer of its own becomes a part of that layer's weights."""
+def fold_batch_norm(model: fx.GraphModule) -> list[tuple[str, str]]:
+    """Each BatchNorm that follows a layer of its own becomes a part of that layer's weights.
+
+    Returns the names of the layers and of the BatchNorms that went into them.
+    """
     modules, uses = dict(model.named_modules()), _uses(model)
+    folded: list[tuple[str, str]] = []
     for node in list(model.graph.nodes):
         norm, before = modules.get(str(node.target)), next(iter(node.args), None)
         if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None:
@@ -28,6 +32,8 @@ def fold_batch_norm(model: fx.GraphModule) -> None:
             model.set_submodule(str(before.target), fold(layer, norm))  # type: ignore[type-var]
             node.replace_all_uses_with(before)
             model.graph.erase_node(node)
+            folded.append((str(before.target), str(node.target)))
+    return folded
 
 
 def fuse_relu(model: fx.GraphModule) -> None:

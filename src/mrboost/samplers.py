@@ -60,6 +60,8 @@ class Turn:
     x: Tensor
     y: Tensor
     generator: torch.Generator
+    progress: Tensor = field(default_factory=lambda: torch.zeros(()))
+    """The share of the training that lies behind, in [0, 1), on the device."""
 
     def victims(self, aggressive: bool) -> list[nn.Module]:
         return [*self.past, self.learner] if aggressive else list(self.past)

@@ -15,19 +15,18 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import nn
 from tqdm import tqdm
 
-from .checkpoint import Progress, copy_state
+from .checkpoint import Average, Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
 from .devices import place
 from .errors import InputError
 from .evaluation import accuracies
 from .runs import Run
-from .samplers import Turn
 from .seeds import derive, global_stream
+from .steps import Step
 from .storage import State
 
 VALIDATION_STEPS = 20
@@ -61,10 +60,10 @@ def fit(
     sampler ignores the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
-    state = _begin(learner, config, fabric)
+    state = begin(learner, config, fabric)
     if run is not None:
         state.restore(run, round_)
-    model, optimizer = fabric.setup(learner, state.optimizer)
+    step = Step(state, past, config, fabric, train[:8].images(), _say if progress else None)
     batches = Batches(train, config.batch_size, device=fabric.device, augment=augment, shuffle=True)
     bar = tqdm(
         total=config.epochs * len(batches),
@@ -78,7 +77,7 @@ def fit(
         while state.epoch < config.epochs:
             began = time.perf_counter()
             try:
-                row = _train_epoch(model, optimizer, state, past, batches, config, fabric, round_, bar)
+                row = _train_epoch(step, batches, state, config, round_, bar)
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             with fabric.autocast():
@@ -94,78 +93,38 @@ def fit(
     return Fitted(state.best, copy_state(state.kept))
 
 
-def _begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
+def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
+    """A learner on its device with its optimiser, before the first step."""
     place(learner, fabric.device)
     recipe = config.recipe
+    cuda = fabric.device.type == "cuda"
     optimizer = torch.optim.SGD(
-        learner.parameters(), lr=config.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        learner.parameters(),
+        # A tensor, where the step is captured: a captured number would stay what it was.
+        lr=torch.tensor(config.lr, device=fabric.device) if cuda else config.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        fused=cuda,
     )
-    average = None
-    if recipe.ema is not None:
-        # BatchNorm's statistics are averaged with the weights: at a high learning rate those of the latest weights
-        # do not fit the averaged ones (docs/design.md has the figures).
-        rule = get_ema_multi_avg_fn(recipe.ema)  # type: ignore[no-untyped-call]
-        average = AveragedModel(learner, multi_avg_fn=rule, use_buffers=True)
-    return Progress(learner, optimizer, average)
+    return Progress(learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema))
 
 
 def _train_epoch(
-    model: nn.Module,
-    optimizer: Any,
-    state: Progress,
-    past: Sequence[nn.Module],
-    batches: Batches,
-    config: Config,
-    fabric: Fabric,
-    round_: int,
-    bar: Any,
+    step: Step, batches: Batches, state: Progress, config: Config, round_: int, bar: Any
 ) -> dict[str, Any]:
-    """One pass over the training images; ``model`` and ``optimizer`` are Fabric's wrappers of the state's."""
-    recipe, attack = config.recipe, config.attack()
+    """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
-    generator = torch.Generator(device=fabric.device).manual_seed(stream)
-    scope = recipe.scope(model, past)
-    totals, images = torch.zeros(2, device=fabric.device), 0  # summed losses, correct; kept on the device
-    facts: dict[str, Tensor] = {}
-    model.train()
-    with global_stream(stream, fabric.device):
-        for step, (x, y) in enumerate(batches.epoch(generator)):
-            _set_rate(optimizer, config, (state.epoch + step / len(batches)) / config.epochs)
-            with fabric.autocast():
-                sample = recipe.sampler(Turn(attack, state.learner, past, x, y, generator))
-                losses, logits = recipe.objective(scope, sample)
-            weighted = losses if sample.weight is None else losses * sample.weight
-            optimizer.zero_grad()
-            fabric.backward(weighted.mean())
-            if recipe.clip is not None:
-                fabric.clip_gradients(model, optimizer, max_norm=recipe.clip)
-            optimizer.step()
-            if state.average is not None:
-                state.average.update_parameters(state.learner)
-            with torch.no_grad():
-                totals += torch.stack([losses.float().sum(), (logits.argmax(dim=1) == y).sum()])
-                for name, value in sample.facts.items():
-                    facts[name] = facts.get(name, 0) + value / len(batches)
-            images += len(y)
-            if step % _FINITE_EVERY == 0:
-                _check_finite(totals, step)
+    generator = step.begin(stream)
+    with global_stream(stream, generator.device):
+        for index, (x, y) in enumerate(batches.epoch(generator)):
+            step(x, y, (state.epoch + index / len(batches)) / config.epochs)
+            last = index == len(batches) - 1
+            if (index % _FINITE_EVERY == 0 or last) and not step.is_finite():
+                raise FloatingPointError(f"by step {index + 1}")
             bar.update()
-    _check_finite(totals, len(batches) - 1)
-    _check_finite(torch.stack([p.detach().sum() for p in state.learner.parameters()]), len(batches) - 1)
-    loss, correct = (totals / images).tolist()
-    rate = optimizer.param_groups[0]["lr"]
-    row = {"round": round_, "epoch": state.epoch + 1, "lr": rate, "loss": loss, "train_robust": correct}
-    return row | {name: value.item() for name, value in facts.items()}
-
-
-def _set_rate(optimizer: Any, config: Config, progress: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = config.lr * config.recipe.schedule(progress)
-
-
-def _check_finite(values: Tensor, step: int) -> None:
-    if not values.isfinite().all():
-        raise FloatingPointError(f"by step {step + 1}")
+    if not all(bool(parameter.isfinite().all()) for parameter in state.learner.parameters()):
+        raise FloatingPointError(f"by step {len(batches)}")
+    return {"round": round_, "epoch": state.epoch + 1} | step.figures()
 
 
 def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: int) -> str:
@@ -178,10 +137,13 @@ def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: in
     )
 
 
+def _say(message: str) -> None:
+    tqdm.write(message, file=sys.stderr)
+
+
 def _print_epoch(row: dict[str, Any], config: Config, state: Progress) -> None:
-    tqdm.write(
+    _say(
         f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
         f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
-        f"best {state.best_robust:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s",
-        file=sys.stderr,
+        f"best {state.best_robust:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
     )

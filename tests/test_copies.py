@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost.fast import quick
+from mrboost.copies import quick, refresh
 from mrboost.models import build
 
 
@@ -76,3 +76,21 @@ def test_shared_layers_are_not_folded(batch) -> None:
     copy = quick(network, batch[0])
     with torch.no_grad():
         assert copy(batch[0]) == pytest.approx(network(batch[0]), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wrn-34-10", "2xcnn9"])
+def test_a_copy_follows_its_network(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(4, 3, 32, 32)
+    network = build(name, (3, 32, 32), 10, mean=[0.4] * 3, std=[0.2] * 3).eval()
+    copy = quick(network, x)
+    assert copy is not network
+    with torch.no_grad():
+        for key, tensor in network.state_dict().items():
+            if tensor.is_floating_point() and key != "weights":  # those of an ensemble, which are not trained
+                tensor.mul_(1 + 0.2 * torch.rand_like(tensor)).add_(0.01 * torch.rand_like(tensor))
+        before = copy(x)
+        refresh(copy)
+        assert not torch.allclose(before, network(x), rtol=1e-3)
+        assert copy(x) == pytest.approx(network(x), rel=1e-3, abs=1e-4)
+    assert not any(parameter.requires_grad for parameter in copy.parameters())

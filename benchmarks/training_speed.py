@@ -1,0 +1,164 @@
+"""How fast adversarial training is, as ratios to the loop that papers publish, in one process.
+
+    python benchmarks/training_speed.py --data digits --device cpu
+    python benchmarks/training_speed.py --data cifar10 --model resnet18
+    python benchmarks/training_speed.py --data cifar10 --model wrn-34-10 --steps 20
+
+The naive loop keeps everything in float32 (TF32 convolutions where the device has them), runs PGD on the network
+itself with ``loss.backward()``, which fills the gradients of the weights on each attack step, and launches everything
+eagerly. The other rows are ``mrboost.steps.Step`` as ``mrboost train`` runs it. All rows see the same batches;
+rows take turns, and each figure is the median of the turns. On a CUDA device the most memory held is printed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import mrboost
+from mrboost import models, recipes
+from mrboost.config import Config, resolve
+from mrboost.data import Batches, Dataset
+from mrboost.devices import make_fabric, place
+from mrboost.steps import Step
+from mrboost.training import begin
+
+Train = Callable[[Tensor, Tensor], None]
+
+
+def naive(config: Config, network: nn.Module) -> Train:
+    """Adversarial training by the book."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    eps, step = config.eps, config.step_size
+
+    def train(x: Tensor, y: Tensor) -> None:
+        network.eval()
+        x_adv = (x + torch.empty_like(x).uniform_(-eps, eps)).clamp(0, 1)
+        for _ in range(config.recipe.steps):
+            x_adv = x_adv.detach().requires_grad_(True)
+            network.zero_grad()
+            F.cross_entropy(network(x_adv), y).backward()
+            assert x_adv.grad is not None
+            x_adv = torch.min(torch.max(x_adv + step * x_adv.grad.sign(), x - eps), x + eps).clamp(0, 1)
+        network.train()
+        optimizer.zero_grad()
+        F.cross_entropy(network(x_adv.detach()), y).backward()
+        optimizer.step()
+
+    return train
+
+
+def ours(config: Config, network: nn.Module, past: list[nn.Module], options: argparse.Namespace, x: Tensor) -> Train:
+    fabric = make_fabric(options.device, config.precision)
+    step = Step(begin(network, config, fabric), past, config, fabric, x[:8], print)
+    step.begin(0)
+    return lambda x, y: step(x, y, 0.1)
+
+
+def batches(dataset: Dataset, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    loader = Batches(dataset.train, size, device=device, shuffle=True)
+    full = [batch for batch in loader.epoch(torch.Generator(device).manual_seed(0)) if len(batch[1]) == size]
+    return cycle(full[:50])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--model", help="default: the data's usual one")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1, help="also time mrboost's rounds up to this one")
+    parser.add_argument("--steps", type=int, default=40, help="steps of each turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    dataset = mrboost.data.load(options.data, options.data_dir)
+    device = make_fabric(options.device).device
+    stream = batches(dataset, options.batch_size, device)
+    sample = next(stream)[0]
+
+    def config(recipe: str, **said: str) -> Config:
+        return resolve(
+            recipes.get(recipe), dataset, model=options.model, batch_size=options.batch_size, epochs=1, **said
+        )
+
+    def network() -> nn.Module:
+        return place(models.build(config("at").model, dataset.shape, dataset.num_classes), device)
+
+    def members(count: int) -> list[nn.Module]:
+        return [network().eval().requires_grad_(False) for _ in range(count)]
+
+    rows: dict[str, Callable[[], Train]] = {
+        "naive": lambda: naive(
+            config("at"), models.build(config("at").model, dataset.shape, dataset.num_classes).to(device)
+        ),
+        "at, --fast off": lambda: ours(config("at", fast="off"), network(), [], options, sample),
+        "at": lambda: ours(config("at", fast="on"), network(), [], options, sample),
+        "at-mce": lambda: ours(config("at-mce", fast="on"), network(), [], options, sample),
+    }
+    for round_ in range(2, options.rounds + 1):
+        rows[f"mrboost, round {round_}"] = lambda past=round_ - 1: ours(
+            config("mrboost", fast="on"), network(), members(past), options, sample
+        )
+
+    trains: dict[str, Train] = {}
+    setups: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for name, build in rows.items():
+        held = reset_memory(device)
+        began = time.perf_counter()
+        trains[name] = build()
+        for x, y in islice(stream, 4):  # the third step of ours is captured
+            trains[name](x, y)
+        synchronize(device)
+        setups[name] = time.perf_counter() - began
+        peaks[name] = (torch.cuda.max_memory_allocated() - held) / 2**20 if device.type == "cuda" else 0.0
+    turns = [
+        {name: turn(train, stream, options.steps, device) for name, train in trains.items()}
+        for _ in range(options.turns)
+    ]
+    seconds = {name: [one[name] for one in turns] for name in trains}
+    base = statistics.median(seconds["naive"])
+    per_epoch = -(-len(dataset.train) // options.batch_size)
+    print(f"{'':24}  naive over it  over at   set-up s  peak MiB  ({config('at').model}, batch {options.batch_size})")
+    for name, turns in seconds.items():
+        median = statistics.median(turns)
+        relative = median / statistics.median(seconds["at"])
+        print(f"{name:24}  {base / median:>13.2f}  {relative:>7.2f}  {setups[name]:>9.1f}  {peaks[name]:>8.0f}")
+    print(
+        f"the naive loop takes {base * per_epoch:.1f} s for an epoch of {len(dataset.train)} images here, "
+        f"at {statistics.median(seconds['at']) * per_epoch:.1f} s"
+    )
+
+
+def turn(train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device) -> float:
+    """Seconds of a step."""
+    synchronize(device)
+    began = time.perf_counter()
+    for x, y in islice(stream, steps):
+        train(x, y)
+    synchronize(device)
+    return (time.perf_counter() - began) / steps
+
+
+def reset_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

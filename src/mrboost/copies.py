@@ -1,0 +1,159 @@
+"""A copy of a network that answers as it does, sooner: what attacks and searches run on.
+
+``quick`` traces the network and makes a copy with BatchNorm folded into the layers before it, in channels-last memory
+and, on a CUDA device, in half precision with convolutions and what follows them fused. Its weights need no gradient. A
+copy is used only where it answers as the network does, gradients included; otherwise the network itself is. ``refresh``
+brings a copy up to the present weights of a network that is being trained, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .ensemble import Ensemble, Mixture
+from .fusing import fold_batch_norm, fuse_relu
+
+Model = Callable[[Tensor], Tensor]
+Pass = Callable[[fx.GraphModule], object]
+
+_SAMPLE = 8
+_LARGE = 64.0
+"""Gradients enter the half-precision network with this as their largest entry."""
+
+
+def quick(model: Model, x: Tensor) -> Model:
+    """A faster copy that answers as ``model`` (in eval mode) does on images like ``x``, or the model itself."""
+    if not isinstance(model, nn.Module) or x.dtype != torch.float32 or x.ndim != 4:
+        return model
+    sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
+    wanted = _answer(model, sample)
+    if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
+        return model
+    for passes in ((fuse_relu,), ()) if x.is_cuda else ((),):
+        try:
+            copy = _copy(model, half=x.is_cuda, passes=passes)
+            logits, gradient = (
+                (mine - theirs).norm() / theirs.norm().clamp(min=1e-12)
+                for mine, theirs in zip(_answer(copy, sample), wanted, strict=True)
+            )
+            # Gradients too: tracing loses a backward pass of the model's own, such as a straight-through estimator.
+            close = bool(logits < 2e-2 and gradient < 0.2) if x.is_cuda else bool(logits < 1e-4 and gradient < 1e-2)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a stranger's model does that tracing cannot follow
+            continue
+        if close:
+            return copy
+    return model
+
+
+def refresh(copy: Model) -> None:
+    """Bring a copy, or all copies in an ensemble, up to the present weights of what they are copies of."""
+    for part in copy.modules() if isinstance(copy, nn.Module) else ():
+        if isinstance(part, Copy):
+            part.refresh()
+
+
+def _answer(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the gradient in the images of a fixed mixture of them; zero where there is none."""
+    x = x.clone().requires_grad_(True)
+    with torch.enable_grad():
+        logits = model(x)
+        mixture = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
+    gradient = torch.autograd.grad(mixture, x, allow_unused=True)[0] if mixture.requires_grad else None
+    return logits.detach(), torch.zeros_like(x) if gradient is None else gradient
+
+
+def _copy(model: nn.Module, *, half: bool, passes: Sequence[Pass]) -> nn.Module:
+    if not isinstance(model, Ensemble | Mixture):
+        return Copy(model, half=half, passes=passes)
+    members = [_copy(member, half=half, passes=passes) for member in model]
+    return type(model)(members, model.weights.tolist()).to(model.weights.device).eval()
+
+
+class Copy(nn.Module):
+    """A traced network without BatchNorm; in half precision inside, if asked to be, and float32 outside."""
+
+    def __init__(self, source: nn.Module, *, half: bool = False, passes: Sequence[Pass] = ()) -> None:
+        super().__init__()
+        network = fx.symbolic_trace(deepcopy(source).eval())
+        folded = fold_batch_norm(network)
+        for one in passes:
+            one(network)
+        network.recompile()
+        network.delete_all_unused_submodules()
+        network.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network = network.half() if half else network
+        self.half_precision = half
+        self.eval()
+        mine, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (network, source))
+        self._folds = [
+            _Fold(mine.pop(f"{layer}.weight"), mine.pop(f"{layer}.bias"), source.get_submodule(layer), norm)
+            for layer, norm in ((layer, source.get_submodule(norm)) for layer, norm in folded)
+        ]
+        same = [name for name in mine if name in theirs]
+        self._same = [mine[name] for name in same], [theirs[name] for name in same]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for fold in self._folds:
+            fold()
+        torch._foreach_copy_(*self._same)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        if not self.half_precision:
+            return self.network(x)  # type: ignore[no-any-return]
+        scales: list[Tensor] = []
+        logits = self.network(_Enter.apply(x, scales))  # type: ignore[no-untyped-call]
+        return _Leave.apply(logits, scales)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Fold:
+    """A layer's weights with those of the BatchNorm after it: w γ/σ and (b − μ) γ/σ + β."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, layer: Any, norm: Any) -> None:
+        self.weight, self.bias, self.layer, self.norm = weight, bias, layer, norm
+
+    def __call__(self) -> None:
+        layer, norm = self.layer, self.norm
+        scale = (norm.running_var + norm.eps).rsqrt_()
+        if norm.weight is not None:
+            scale *= norm.weight
+        mean = norm.running_mean if layer.bias is None else norm.running_mean - layer.bias
+        torch.mul(layer.weight, scale.view(-1, *[1] * (self.weight.ndim - 1)), out=self.weight)
+        self.bias.copy_(-mean * scale if norm.bias is None else torch.addcmul(norm.bias, mean, scale, value=-1))
+
+
+class _Enter(torch.autograd.Function):
+    """Into half precision; gradients come back scaled to what they were, and without what overflowed on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scales: list[Tensor]) -> Tensor:
+        ctx.scales = scales
+        return x.half()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        scale = ctx.scales[-1].view(-1, *[1] * (gradient.ndim - 1))
+        return (gradient.float() * scale).nan_to_num_(0.0, 0.0, 0.0), None
+
+
+class _Leave(torch.autograd.Function):
+    """Out of half precision; each example's gradient is scaled to what half precision holds."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, scales: list[Tensor]) -> Tensor:
+        ctx.scales = scales
+        return logits.float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        scale = gradient.abs().amax(dim=1).clamp(min=1e-30) / _LARGE
+        ctx.scales.append(scale)
+        return (gradient / scale[:, None]).half(), None

@@ -1,0 +1,117 @@
+"""One step of training: the adversary's move, the loss, the update. Nothing in it waits for the device.
+
+With ``fast``, the adversary moves against quick copies of the networks (``mrboost.copies``), that of the learner
+brought up to date at the start of each step, and on a CUDA device the whole step is captured once and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from .attacks import attacked
+from .checkpoint import Progress
+from .config import Config
+from .copies import quick, refresh
+from .errors import InputError
+from .fast import Replay
+from .samplers import Sample, Turn
+
+
+class Step:
+    """Called with a batch, trains the learner on it; ``figures`` tells what an epoch's steps came to."""
+
+    def __init__(
+        self,
+        state: Progress,
+        past: Sequence[nn.Module],
+        config: Config,
+        fabric: Fabric,
+        sample: Tensor,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """``sample`` is a few images of the data; ``say`` gets messages for the user."""
+        self._state, self._past = state, past
+        self._model, self._optimizer = fabric.setup(state.learner, state.optimizer)
+        self._config, self._fabric, self._attack = config, fabric, config.attack()
+        self._generator = torch.Generator(device=fabric.device)
+        self._progress = torch.zeros((), device=fabric.device)
+        self._sums = torch.zeros(2, device=fabric.device)  # of the losses, of the images classified correctly
+        self._facts: dict[str, Tensor] = {}
+        self._steps = self._images = 0
+        say = say or (lambda _: None)
+        self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
+        self._train: Callable[[Tensor, Tensor], None] = self._step
+        if self._copies is not None and fabric.device.type == "cuda":
+            self._train = Replay(self._step, self._generator, say)
+
+    def begin(self, stream: int) -> torch.Generator:
+        """Start an epoch whose random numbers are those of ``stream``."""
+        self._steps = self._images = 0
+        for total in (self._sums, *self._facts.values()):
+            total.zero_()
+        self._model.train()
+        return self._generator.manual_seed(stream)
+
+    def __call__(self, x: Tensor, y: Tensor, progress: float) -> None:
+        """``progress`` is the share of the training that lies behind, in [0, 1)."""
+        rate = self._config.lr * self._config.recipe.schedule(progress)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        self._progress.fill_(progress)
+        self._train(x, y)
+        self._steps, self._images = self._steps + 1, self._images + len(y)
+
+    def figures(self) -> dict[str, float]:
+        """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
+        loss, correct = (self._sums / max(1, self._images)).tolist()
+        facts = {name: total.item() / self._steps for name, total in self._facts.items()}
+        return {"lr": float(self._optimizer.param_groups[0]["lr"]), "loss": loss, "train_robust": correct} | facts
+
+    def is_finite(self) -> bool:
+        return bool(self._sums.isfinite().all())
+
+    def _step(self, x: Tensor, y: Tensor) -> None:
+        sample = self._move(x, y)
+        recipe = self._config.recipe
+        with self._fabric.autocast():
+            losses, logits = recipe.objective(recipe.scope(self._model, self._past), sample)
+        self._optimizer.zero_grad()
+        self._fabric.backward((losses if sample.weight is None else losses * sample.weight).mean())
+        if recipe.clip is not None:
+            self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
+        self._optimizer.step()
+        if self._state.average is not None:
+            self._state.average.follow(self._state.learner)
+        with torch.no_grad():
+            self._sums += torch.stack([losses.float().sum(), (logits.argmax(dim=1) == y).sum()])
+            for name, value in sample.facts.items():
+                self._facts.setdefault(name, torch.zeros_like(value)).add_(value)
+
+    def _move(self, x: Tensor, y: Tensor) -> Sample:
+        *past, learner = self._copies or (*self._past, self._state.learner)
+        if self._copies is not None:
+            refresh(learner)
+        with self._fabric.autocast() if self._copies is None else nullcontext():
+            return self._config.recipe.sampler(Turn(self._attack, learner, past, x, y, self._generator, self._progress))
+
+    def _make_copies(self, sample: Tensor, say: Callable[[str], None]) -> list[nn.Module] | None:
+        """Quick copies of the past members and the learner; all of them or none."""
+        copies: list[nn.Module] = []
+        for network in (*self._past, self._state.learner):
+            with attacked(network):
+                copy = quick(network, sample)
+            if copy is network or not isinstance(copy, nn.Module):
+                problem = (
+                    f"no quick copy of {self._config.model!r} answers as it does: attacks run on the network itself"
+                )
+                if self._config.fast == "on":
+                    raise InputError(f"{problem}; use --fast auto or off")
+                say(problem)
+                return None
+            copies.append(copy)
+        return copies

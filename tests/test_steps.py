@@ -1,0 +1,142 @@
+"""A step of training: on quick copies it does what it does on the networks themselves, captured or not."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrboost
+from mrboost import models, recipes
+from mrboost.attacks import PGD, attacked
+from mrboost.checkpoint import Progress
+from mrboost.config import resolve
+from mrboost.copies import quick
+from mrboost.data import Batches, Dataset
+from mrboost.devices import make_fabric
+from mrboost.errors import InputError
+from mrboost.fast import Replay
+from mrboost.losses import cross_entropy, margin_cross_entropy
+from mrboost.samplers import All, Learner, Turn
+from mrboost.steps import Step
+from mrboost.training import begin
+
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=on_cuda)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("loss", [cross_entropy, margin_cross_entropy])
+def test_the_attack_on_copies_raises_the_loss_as_far(loss, device: str, model, undefended, batch) -> None:
+    """At least 99 % of the loss that the attack on the networks themselves reaches."""
+    x, y = (tensor.to(device) for tensor in batch)
+    networks = [deepcopy(network).to(device).eval().requires_grad_(False) for network in (model, undefended)]
+    copies = [quick(network, x) for network in networks]
+
+    def reached(sampler, past, learner) -> float:
+        turn = Turn(PGD(0.1, steps=10), learner, past, x, y, torch.Generator(device).manual_seed(0))
+        who = [*networks[: len(past)], networks[-1]]
+        with torch.no_grad():
+            x_adv = sampler(turn).x
+            return loss(mrboost.Ensemble(who).to(device)(x_adv), y).item()
+
+    assert reached(Learner(loss), [], copies[1]) > 0.99 * reached(Learner(loss), [], networks[1])
+    assert reached(All(loss), copies[:1], copies[1]) > 0.99 * reached(All(loss), networks[:1], networks[1])
+
+
+def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options) -> Progress:
+    torch.manual_seed(0)
+    config = resolve(recipes.get(recipe), dataset, epochs=1, batch_size=12, **options)
+    networks = [models.build(config.model, dataset.shape, dataset.num_classes) for _ in range(past + 1)]
+    fabric = make_fabric(device, "32-true")
+    members = [network.to(device).eval().requires_grad_(False) for network in networks[:past]]
+    state = begin(networks[-1], config, fabric)
+    step = Step(state, members, config, fabric, dataset.train[:8].images())
+    generator = step.begin(0)
+    done = 0
+    while done < steps:
+        for x, y in Batches(dataset.train, 12, device=fabric.device, shuffle=True).epoch(generator):
+            step(x, y, done / steps)
+            done += 1
+    assert step.is_finite()
+    assert (step.figures()["loss"] > 0) == (steps > 0)
+    return state
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recipe", sorted(recipes.RECIPES))
+def test_copies_and_capture_change_little(recipe: str, device: str, tiny: Dataset) -> None:
+    """After six steps the weights are where the plain loop leaves them, up to what low precision does to the attack."""
+    if recipe == "deeper":
+        pytest.skip("a ResNet-152 for images of 8x8 tests nothing that wider does not")
+    options = {"past": 1 if recipes.get(recipe).rounds > 1 else 0, "lr": 0.01, "ema": 0.5, "clip": 1.0}
+    plain, fast = (train(recipe, tiny, device, fast=fast, **options) for fast in ("off", "on"))
+    for mine, theirs in ((fast.learner, plain.learner), (fast.kept, plain.kept)):
+        moved = far = 0.0
+        initial = train(recipe, tiny, device, steps=0, **options).learner
+        for a, b, c in zip(mine.parameters(), theirs.parameters(), initial.parameters(), strict=True):
+            far += (a - b).square().sum().item()
+            moved += (b - c).square().sum().item()
+        assert moved > 0
+        assert far < 0.05 * moved
+
+
+def test_a_network_that_cannot_be_copied(tiny: Dataset) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+    fabric = make_fabric("cpu")
+    for fast, heard in (("auto", ["attacks run on the network itself"]), ("off", [])):
+        said: list[str] = []
+        config = resolve(recipes.AT, tiny, fast=fast)
+        learner = Branching()
+        step = Step(begin(learner, config, fabric), [], config, fabric, tiny.train[:8].images(), said.append)
+        before = learner.layer.weight.detach().clone()
+        step.begin(0)
+        step(tiny.train.images(), tiny.train.y, 0.0)
+        assert not torch.equal(before, learner.layer.weight)
+        assert [any(part in message for message in said) for part in heard] == [True] * len(heard)
+        assert len(said) == len(heard)
+    config = replace(config, fast="on")
+    with pytest.raises(InputError, match="use --fast auto or off"):
+        Step(begin(Branching(), config, fabric), [], config, fabric, tiny.train[:8].images())
+
+
+@on_cuda
+def test_a_replay_does_what_its_function_does() -> None:
+    """Values, effects on tensors that outlive it, and random numbers, for two shapes in turn."""
+
+    def run(wrap) -> tuple[list[Tensor], Tensor]:
+        total = torch.zeros(3, device="cuda")
+        generator = torch.Generator("cuda").manual_seed(1)
+
+        def function(x: Tensor) -> Tensor:
+            total.add_(x.sum(dim=0))
+            return x * torch.rand(x.shape, generator=generator, device="cuda") + torch.rand(3, device="cuda")
+
+        torch.manual_seed(2)
+        call = wrap(function, generator)
+        results = [call(torch.full((size, 3), float(i), device="cuda")).clone() for i, size in enumerate([4, 4, 2] * 6)]
+        generator.manual_seed(5)
+        return [*results, call(torch.ones(4, 3, device="cuda")).clone()], total
+
+    plain, replayed = run(lambda function, _: function), run(Replay)
+    torch.testing.assert_close(plain, replayed)
+
+
+@on_cuda
+def test_copies_of_networks_in_training_are_in_half_precision(tiny: Dataset) -> None:
+    network = models.build("resnet18", (3, 32, 32), 10).cuda()
+    x = torch.rand(8, 3, 32, 32, device="cuda")
+    with attacked(network):
+        copy = quick(network, x)
+    assert copy is not network
+    assert {parameter.dtype for parameter in copy.parameters()} == {torch.float16}
