@@ -81,7 +81,7 @@ def test_copies_and_capture_change_little(recipe: str, device: str, tiny: Datase
             far += (a - b).square().sum().item()
             moved += (b - c).square().sum().item()
         assert moved > 0
-        assert far < 0.05 * moved
+        assert far < (0.25 if device == "cuda" else 0.05) * moved
 
 
 def test_a_network_that_cannot_be_copied(tiny: Dataset) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .ensemble import Ensemble, Mixture
-from .fusing import fold_batch_norm, fuse_relu
+from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu
 
 Model = Callable[[Tensor], Tensor]
 Pass = Callable[[fx.GraphModule], object]
@@ -34,7 +34,7 @@ def quick(model: Model, x: Tensor) -> Model:
     wanted = _answer(model, sample)
     if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
         return model
-    for passes in ((fuse_relu,), ()) if x.is_cuda else ((),):
+    for passes in ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((),):
         try:
             copy = _copy(model, half=x.is_cuda, passes=passes)
             logits, gradient = (
@@ -88,7 +88,7 @@ class Copy(nn.Module):
         network.recompile()
         network.delete_all_unused_submodules()
         network.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = network.half() if half else network
+        self.network = _halve(network) if half else network
         self.half_precision = half
         self.eval()
         mine, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (network, source))
@@ -112,6 +112,15 @@ class Copy(nn.Module):
         scales: list[Tensor] = []
         logits = self.network(_Enter.apply(x, scales))  # type: ignore[no-untyped-call]
         return _Leave.apply(logits, scales)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _halve(network: nn.Module) -> nn.Module:
+    """In half precision, but for what is left of BatchNorm, whose variances half precision does not hold."""
+    for part in network.modules():
+        if "running_var" not in dict(part.named_buffers(recurse=False)):
+            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                tensor.data = tensor.data.half() if tensor.is_floating_point() else tensor.data
+    return network
 
 
 class _Fold:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,6 +59,18 @@ def fuse_relu(model: fx.GraphModule) -> None:
             break
 
 
+def fuse_norm_relu(model: fx.GraphModule) -> None:
+    """``relu(norm(x))``, where BatchNorm has no layer of its own before it, becomes one compiled kernel each way."""
+    modules, uses = dict(model.named_modules()), _uses(model)
+    for node in list(model.graph.nodes):
+        norm = _layer(node.args[0], modules, uses) if _is_relu(node, modules) else None
+        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None and norm.affine:
+            before = node.args[0]
+            model.set_submodule(before.target, _NormRelu(norm))
+            node.replace_all_uses_with(before)
+            model.graph.erase_node(node)
+
+
 def _uses(model: fx.GraphModule) -> Counter[object]:
     return Counter(node.target for node in model.graph.nodes if node.op == "call_module")
 
@@ -106,3 +120,46 @@ class _FusedConv(torch.autograd.Function):
             through, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
         )
         return into, None, None, through if ctx.added else None, None
+
+
+class _NormRelu(nn.Module):
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return _FusedNorm.apply(x, scale.view(-1, 1, 1), shift.view(-1, 1, 1))  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _FusedNorm(torch.autograd.Function):
+    """With gradients in the images only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        y: Tensor = _compiled(_scale_shift_relu)(x, scale, shift)
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _compiled(_scale_where_positive)(gradient, *ctx.saved_tensors), None, None
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True)
+
+
+def _scale_shift_relu(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return (x * scale + shift).relu().to(x.dtype)
+
+
+def _scale_where_positive(gradient: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    return torch.where(y > 0, gradient * scale, 0).to(gradient.dtype)
