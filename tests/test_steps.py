@@ -123,7 +123,7 @@ def test_a_replay_does_what_its_function_does() -> None:
             return x * torch.rand(x.shape, generator=generator, device="cuda") + torch.rand(3, device="cuda")
 
         torch.manual_seed(2)
-        call = wrap(function, generator)
+        call = wrap(function, [generator])
         results = [call(torch.full((size, 3), float(i), device="cuda")).clone() for i, size in enumerate([4, 4, 2] * 6)]
         generator.manual_seed(5)
         return [*results, call(torch.ones(4, 3, device="cuda")).clone()], total

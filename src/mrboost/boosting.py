@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Unpack
 
@@ -19,7 +21,7 @@ from .config import Config, Options, resolve
 from .data import Dataset, Split, hold_out
 from .devices import make_fabric, place
 from .ensemble import Ensemble, Mixture
-from .errors import InputError
+from .errors import InputError, LostProcessError
 from .evaluation import evaluate
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
@@ -56,18 +58,39 @@ def boost(
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
     config = resolve(recipe, dataset, **options)
-    fabric = make_fabric(device, config.precision)
+    fabric = make_fabric(device, config.precision, together=True)
+    if config.batch_size < 2 * fabric.world_size:
+        raise InputError(
+            f"batch_size must be at least 2 for each of the {fabric.world_size} processes, got {config.batch_size}"
+        )
     _check_model(_new_learner(config, dataset, 1), config.model, dataset)
     run = None
     if out is not None:
         description = runs.describe(config, dataset)
         if data_dir is not None:
             description["data_dir"] = str(Path(data_dir).absolute())
-        run = (runs.Run.resume if resume else runs.Run.create)(out, description)
-    with run.locked() if run is not None else nullcontext():
-        members = _rounds(config, dataset, fabric, run, progress)
+        if fabric.is_global_zero:
+            run = (runs.Run.resume if resume else runs.Run.create)(out, description)
+        fabric.barrier()
+        run = run or runs.Follower.open(out)
+    with run.locked() if run is not None else nullcontext(), _company(fabric):
+        members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
     weights = run.load_weights("best", len(members)) if run is not None else None
     return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
+
+
+@contextmanager
+def _company(fabric: Fabric) -> Iterator[None]:
+    """Within it, the end of another process is said in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not re.search("gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE):
+            raise
+        raise LostProcessError(
+            "another process of this training has ended: the run is kept up to its last whole epoch; "
+            "start the same command again with --resume"
+        ) from None
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
@@ -90,12 +113,15 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         if run is not None:
             run.save_member(round_, fitted.best, fitted.last)
             run.clear_checkpoint()
+            fabric.barrier()
             _score_rounds(config, members, held_out, run, progress)
     return members
 
 
 def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run: runs.Run, progress: bool) -> None:
     """Score the ensemble after each finished round that has no score yet, on the held-out images; one row a round."""
+    if not run.leads:
+        return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
     for count in range(1, len(members) + 1):
         if count in rows:

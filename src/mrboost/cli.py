@@ -9,6 +9,7 @@ import argparse
 import importlib
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -22,7 +23,8 @@ from . import data, recipes
 from .arguments import parse
 from .boosting import boost
 from .config import Options, describe_parts
-from .errors import InputError
+from .devices import is_first_process
+from .errors import InputError, LostProcessError
 from .outcomes import format_eps
 from .results import evaluate_run, reweight_run, unfinished
 from .runs import Run, check_kind
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone still gets its table
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports how it counts processes
     try:
         options = parse(arguments, COMMANDS)
         for module in getattr(options, "imports", ()):
@@ -42,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
-        print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if is_first_process() or isinstance(error, LostProcessError):  # the others say the same
+            print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
@@ -72,6 +76,8 @@ def _train(options: argparse.Namespace) -> None:
         recipe, source, out=out, resume=options.resume, device=options.device, data_dir=data_dir,
         verify=options.verify, progress=not options.quiet, **cast(Options, said),
     )  # fmt: skip
+    if not is_first_process():
+        return
     run = Run.open(out)
     summary = _summary(run)
     if options.json:

@@ -1,18 +1,34 @@
-"""Which device computes, and in which precision."""
+"""Which devices compute, in which precision, and in how many processes."""
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from .errors import InputError
 
+_UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
-def make_fabric(device: str = "auto", precision: str = "auto") -> Fabric:
-    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device has it, unless told."""
+
+def is_first_process() -> bool:
+    """Whether this process is the one that speaks and writes: the only one, or torchrun's first."""
+    return _UNDER_TORCHRUN not in os.environ or os.environ.get("RANK") == "0"
+
+
+def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
+    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device has it, unless told.
+
+    ``together``: if torchrun started this process, it joins the others, and each has a device of its own.
+    """
     kind, _, index = device.partition(":")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,8 +40,34 @@ def make_fabric(device: str = "auto", precision: str = "auto") -> Fabric:
         raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    if together and _UNDER_TORCHRUN in os.environ:
+        if index:
+            raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
+        world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
+        known = inspect.signature(DistributedDataParallel).parameters
+        apart: dict[str, Any] = {
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+        }
+        strategy = DDPStrategy(**apart)
+        fabric = Fabric(
+            accelerator=kind,
+            strategy=strategy,
+            devices=local,
+            num_nodes=world // local,
+            precision=precision,  # type: ignore[arg-type]
+        )
+        fabric.launch()
+        return fabric
     devices: list[int] | int = [int(index)] if kind == "cuda" and index else 1
     return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
+
+
+def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:
+    """The mean or the ``sum`` of what all processes have here; with one process, the values."""
+    together = fabric.all_reduce(values.clone(), reduce_op=how)
+    assert isinstance(together, Tensor)
+    return together
 
 
 def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

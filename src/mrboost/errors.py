@@ -14,6 +14,10 @@ class InputError(ValueError):
     """A mistake in what the user gave us: a name, a value, a file."""
 
 
+class LostProcessError(InputError):
+    """Another process of a training that several share has ended."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:
     """The error for a mistyped name: the close matches if there are any, otherwise all that is known."""
     options = sorted(known)

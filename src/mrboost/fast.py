@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -24,25 +24,29 @@ Step = Callable[[Model, State], State]
 class Replay:
     """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
 
-    The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generator`` or from
+    The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generators`` or from
     torch's own; it may not look at values. What it returns is overwritten by the next call.
     """
 
     def __init__(
-        self, function: Callable[..., Any], generator: torch.Generator, say: Callable[[str], None] = lambda _: None
+        self,
+        function: Callable[..., Any],
+        generators: Sequence[torch.Generator],
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._function, self._generator, self._say = function, generator, say
-        self._graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
-        self._calls: Counter[tuple[torch.Size, ...]] = Counter()
+        self._function, self._generators, self._say = function, generators, say
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
+        self._calls: Counter[Hashable] = Counter()
 
-    def __call__(self, *tensors: Tensor) -> Any:
-        shapes = tuple(tensor.shape for tensor in tensors)
-        self._calls[shapes] += 1
-        if self._calls[shapes] <= 2:  # caches, autotuning and lazy initialisation happen outside the capture
+    def __call__(self, *tensors: Tensor, case: Hashable = None) -> Any:
+        """``case`` tells apart calls of equal shapes for which the function does different things."""
+        key = (case, *(tensor.shape for tensor in tensors))
+        self._calls[key] += 1
+        if self._calls[key] <= 2:  # caches, autotuning and lazy initialisation happen outside the capture
             return self._function(*tensors)
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._capture(tensors)
-        graph, given, result = self._graphs[shapes]
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(tensors)
+        graph, given, result = self._graphs[key]
         for mine, theirs in zip(given, tensors, strict=True):
             mine.copy_(theirs)
         graph.replay()
@@ -51,7 +55,8 @@ class Replay:
     def _capture(self, tensors: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]:
         given = tuple(tensor.clone() for tensor in tensors)
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)
+        for generator in self._generators:
+            graph.register_generator_state(generator)
         torch.cuda.synchronize()
         began = time.perf_counter()
         # One pool for all: graphs of other shapes never run at the same time.

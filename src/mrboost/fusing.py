@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 _ADDS = (operator.add, operator.iadd, torch.add)
@@ -26,7 +27,7 @@ def fold_batch_norm(model: fx.GraphModule) -> list[tuple[str, str]]:
     folded: list[tuple[str, str]] = []
     for node in list(model.graph.nodes):
         norm, before = modules.get(str(node.target)), next(iter(node.args), None)
-        if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) or norm.running_mean is None:
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
             continue
         layer = _layer(before, modules, uses)
         if isinstance(before, fx.Node) and isinstance(layer, nn.Conv2d | nn.Linear):
@@ -64,7 +65,7 @@ def fuse_norm_relu(model: fx.GraphModule) -> None:
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
         norm = _layer(node.args[0], modules, uses) if _is_relu(node, modules) else None
-        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None and norm.affine:
+        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.affine:
             before = node.args[0]
             model.set_submodule(before.target, _NormRelu(norm))
             node.replace_all_uses_with(before)
@@ -126,7 +127,7 @@ class _NormRelu(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
         self.register_buffer("running_mean", norm.running_mean)

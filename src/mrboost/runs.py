@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,15 @@ _KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
 class Run:
     """A run folder that exists. ``create`` or ``resume`` one for training, ``open`` one to read."""
 
+    leads = True
+    """Whether this process is the one that writes."""
+
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder = folder
         self.config = config
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path) -> Self:
         """Read a run; refuse a folder that is not one."""
         folder = Path(folder)
         if not folder.is_dir():
@@ -228,6 +231,28 @@ class Run:
 
     def save_results(self, results: Mapping[str, Any]) -> None:
         write_json(self.folder / "results.json", results)
+
+
+class Follower(Run):
+    """The run as processes other than the first have it: they read, and leave the writing to the first."""
+
+    leads = False
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
+
+    def clear_checkpoint(self) -> None: ...
+
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def rewind_metrics(self, round_: int, epoch: int) -> None: ...
+
+    def save_member(self, round_: int, best: State, last: State) -> None: ...
+
+    def save_results(self, results: Mapping[str, Any]) -> None: ...
 
 
 def load(run_dir: str | Path, which: str = "best") -> Ensemble | Mixture:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from .attacks import PGD, attacked
 from .ensemble import mean_logits
 from .losses import Loss, cross_entropy, margin_cross_entropy, most_likely_other
+from .seeds import Randomness
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Turn:
     generator: torch.Generator
     progress: Tensor = field(default_factory=lambda: torch.zeros(()))
     """The share of the training that lies behind, in [0, 1), on the device."""
+    starts: Randomness = None
+    """Where ascents draw their starts from, if not from the generator."""
 
     def victims(self, aggressive: bool) -> list[nn.Module]:
         return [*self.past, self.learner] if aggressive else list(self.past)
@@ -70,10 +73,12 @@ class Turn:
         """Raise the loss of the victims' mean logits; with nobody to attack, draw uniformly from the ball."""
         if not who:
             threat = self.attack.threat
-            return threat.project(self.x + threat.uniform(self.x, self.generator), self.x)
+            return threat.project(self.x + threat.uniform(self.x, self.starts or self.generator), self.x)
         with attacked(*who):
             return self.attack.ascend(
-                lambda images: loss(mean_logits(who, images), self.y, reduction="none"), self.x, self.generator
+                lambda images: loss(mean_logits(who, images), self.y, reduction="none"),
+                self.x,
+                self.starts or self.generator,
             )
 
     def sample(self, x_adv: Tensor, other: Tensor | None = None) -> Sample:

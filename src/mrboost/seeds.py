@@ -52,6 +52,18 @@ class ImageStreams:
         return torch.stack(parts).to(like.device, like.dtype)
 
 
+class Share:
+    """One process's share of what all processes draw alike, so that their number does not change what an image gets."""
+
+    def __init__(self, generator: torch.Generator, rank: int, world: int) -> None:
+        self.generator, self.rank, self.world, self.count = generator, rank, world, 0
+
+    def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
+        """For images ``rank, rank + world, …`` of a batch of ``count``."""
+        shape = (self.count, *like.shape[1:])
+        return kind(shape, generator=self.generator, device=like.device, dtype=like.dtype)[self.rank :: self.world]
+
+
 def image_keys(seed: int, images: Tensor) -> Tensor:
     """One 63-bit key for each image, from the seed and the image's own bytes."""
     content = images.detach().to("cpu", torch.float32)
@@ -81,11 +93,11 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
-Randomness = torch.Generator | ImageStreams | None
+Randomness = torch.Generator | ImageStreams | Share | None
 
 
 def random_like(kind: Callable[..., Tensor], like: Tensor, source: Randomness) -> Tensor:
     """``torch.rand`` or ``torch.randn`` values with the shape, type and device of ``like``."""
-    if isinstance(source, ImageStreams):
+    if isinstance(source, ImageStreams | Share):
         return source.draw(kind, like)
     return kind(like.shape, generator=source, device=like.device, dtype=like.dtype)

@@ -1,7 +1,8 @@
 """One step of training: the adversary's move, the loss, the update. Nothing in it waits for the device.
 
 With ``fast``, the adversary moves against quick copies of the networks (``mrboost.copies``), that of the learner
-brought up to date at the start of each step, and on a CUDA device the whole step is captured once and replayed.
+brought up to date at the start of each step, and on a CUDA device the whole step is captured once and replayed. With
+several processes, only the gradients' average waits for the others.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from .attacks import attacked
 from .checkpoint import Progress
 from .config import Config
 from .copies import quick, refresh
+from .devices import over_processes
 from .errors import InputError
 from .fast import Replay
 from .samplers import Sample, Turn
+from .seeds import Share, derive
 
 
 class Step:
@@ -33,55 +36,73 @@ class Step:
         fabric: Fabric,
         sample: Tensor,
         say: Callable[[str], None] | None = None,
+        *,
+        capture: bool = True,
     ) -> None:
         """``sample`` is a few images of the data; ``say`` gets messages for the user."""
         self._state, self._past = state, past
         self._model, self._optimizer = fabric.setup(state.learner, state.optimizer)
         self._config, self._fabric, self._attack = config, fabric, config.attack()
-        self._generator = torch.Generator(device=fabric.device)
+        self._rank, self._world = fabric.global_rank, fabric.world_size
+        self._generator, self._own = (torch.Generator(device=fabric.device) for _ in range(2))
+        self._starts = Share(self._generator, self._rank, self._world)
         self._progress = torch.zeros((), device=fabric.device)
         self._sums = torch.zeros(2, device=fabric.device)  # of the losses, of the images classified correctly
         self._facts: dict[str, Tensor] = {}
         self._steps = self._images = 0
         say = say or (lambda _: None)
         self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
-        self._train: Callable[[Tensor, Tensor], None] = self._step
-        if self._copies is not None and fabric.device.type == "cuda":
-            self._train = Replay(self._step, self._generator, say)
+        self._move: Callable[..., Sample] = self._sample
+        self._train: Callable[..., None] = self._step
+        if self._copies is not None and fabric.device.type == "cuda" and capture:
+            generators = [self._generator, self._own]
+            if self._world == 1:
+                self._train = Replay(self._step, generators, say)
+            else:  # the update waits for the other processes
+                self._move = Replay(self._sample, generators, say)
 
     def begin(self, stream: int) -> torch.Generator:
-        """Start an epoch whose random numbers are those of ``stream``."""
+        """Start an epoch whose random numbers are those of ``stream``; gives the generator that all processes share."""
         self._steps = self._images = 0
         for total in (self._sums, *self._facts.values()):
             total.zero_()
         self._model.train()
+        self._own.manual_seed(derive(stream, "process", self._rank))
         return self._generator.manual_seed(stream)
 
     def __call__(self, x: Tensor, y: Tensor, progress: float) -> None:
-        """``progress`` is the share of the training that lies behind, in [0, 1)."""
+        """Train on a batch, of which each process takes its share.
+
+        ``progress`` is the share of the training that lies behind, in [0, 1).
+        """
         rate = self._config.lr * self._config.recipe.schedule(progress)
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._progress.fill_(progress)
-        self._train(x, y)
+        self._starts.count = len(y)
         self._steps, self._images = self._steps + 1, self._images + len(y)
+        if self._world > 1:
+            x, y = x[self._rank :: self._world], y[self._rank :: self._world]
+        self._train(x, y)
 
     def figures(self) -> dict[str, float]:
         """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
-        loss, correct = (self._sums / max(1, self._images)).tolist()
-        facts = {name: total.item() / self._steps for name, total in self._facts.items()}
+        loss, correct = (over_processes(self._fabric, self._sums, "sum") / max(1, self._images)).tolist()
+        facts = {name: over_processes(self._fabric, total).item() / self._steps for name, total in self._facts.items()}
         return {"lr": float(self._optimizer.param_groups[0]["lr"]), "loss": loss, "train_robust": correct} | facts
 
     def is_finite(self) -> bool:
         return bool(self._sums.isfinite().all())
 
     def _step(self, x: Tensor, y: Tensor) -> None:
-        sample = self._move(x, y)
+        sample = self._move(x, y) if self._world == 1 else self._move(x, y, case=self._starts.count)
         recipe = self._config.recipe
         with self._fabric.autocast():
             losses, logits = recipe.objective(recipe.scope(self._model, self._past), sample)
         self._optimizer.zero_grad()
-        self._fabric.backward((losses if sample.weight is None else losses * sample.weight).mean())
+        weighted = losses if sample.weight is None else losses * sample.weight
+        # Processes average their gradients: this makes it the mean over the whole batch.
+        self._fabric.backward(weighted.mean() * (len(y) * self._world / self._starts.count))
         if recipe.clip is not None:
             self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
         self._optimizer.step()
@@ -92,12 +113,14 @@ class Step:
             for name, value in sample.facts.items():
                 self._facts.setdefault(name, torch.zeros_like(value)).add_(value)
 
-    def _move(self, x: Tensor, y: Tensor) -> Sample:
+    def _sample(self, x: Tensor, y: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002 — for Replay
         *past, learner = self._copies or (*self._past, self._state.learner)
         if self._copies is not None:
             refresh(learner)
+        generator, starts = (self._generator, None) if self._world == 1 else (self._own, self._starts)
+        turn = Turn(self._attack, learner, past, x, y, generator, self._progress, starts)
         with self._fabric.autocast() if self._copies is None else nullcontext():
-            return self._config.recipe.sampler(Turn(self._attack, learner, past, x, y, self._generator, self._progress))
+            return self._config.recipe.sampler(turn)
 
     def _make_copies(self, sample: Tensor, say: Callable[[str], None]) -> list[nn.Module] | None:
         """Quick copies of the past members and the learner; all of them or none."""

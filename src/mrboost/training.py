@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .checkpoint import Average, Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
-from .devices import place
+from .devices import over_processes, place
 from .errors import InputError
 from .evaluation import accuracies
 from .runs import Run
@@ -64,7 +64,9 @@ def fit(
     if run is not None:
         state.restore(run, round_)
     step = Step(state, past, config, fabric, train[:8].images(), _say if progress else None)
-    batches = Batches(train, config.batch_size, device=fabric.device, augment=augment, shuffle=True)
+    batches = Batches(
+        train, config.batch_size, device=fabric.device, augment=augment, shuffle=True, least=2 * fabric.world_size
+    )
     bar = tqdm(
         total=config.epochs * len(batches),
         initial=state.epoch * len(batches),
@@ -80,9 +82,9 @@ def fit(
                 row = _train_epoch(step, batches, state, config, round_, bar)
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
-            with fabric.autocast():
-                judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
-                clean, robust = accuracies(judged, held_out, config.attack(VALIDATION_STEPS))
+            _agree(state, fabric)
+            judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
+            clean, robust = _validate(judged, held_out, config, fabric)
             state.score(robust)
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
@@ -93,8 +95,29 @@ def fit(
     return Fitted(state.best, copy_state(state.kept))
 
 
+def _agree(state: Progress, fabric: Fabric) -> None:
+    """Processes see other images: bring the statistics that each has gathered to their mean."""
+    if fabric.world_size > 1:
+        for buffer in (*state.learner.buffers(), *state.kept.buffers()):
+            if buffer.is_floating_point():
+                buffer.copy_(over_processes(fabric, buffer))
+
+
+def _validate(model: nn.Module, split: Split, config: Config, fabric: Fabric) -> tuple[float, float]:
+    """Clean and robust accuracy; each process looks at its share of the images."""
+    mine, sums = split[fabric.global_rank :: fabric.world_size], (0.0, 0.0)
+    if len(mine):
+        with fabric.autocast():
+            sums = accuracies(model, mine, config.attack(VALIDATION_STEPS))
+    correct = torch.tensor(sums, dtype=torch.float64, device=fabric.device) * len(mine)
+    clean, robust = (over_processes(fabric, correct, "sum") / len(split)).tolist()
+    return clean, robust
+
+
 def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
     """A learner on its device with its optimiser, before the first step."""
+    if fabric.world_size > 1 and fabric.device.type == "cuda":
+        learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
     place(learner, fabric.device)
     recipe = config.recipe
     cuda = fabric.device.type == "cuda"

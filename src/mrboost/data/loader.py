@@ -60,7 +60,8 @@ class Batches:
     """The batches of a split, float32 in [0, 1] with int64 labels, on one device.
 
     `epoch(generator)` goes once through the split. Shuffling and augmentation draw from that generator (best
-    on the same device, so that nothing has to be moved there); without either, none is needed.
+    on the same device, so that nothing has to be moved there); without either, none is needed. When shuffled, a last
+    batch of fewer than `least` images joins the one before.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Batches:
         augment: Augment | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
+        least: int = 2,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch size {batch_size} is too small: give at least 1")
@@ -83,7 +85,7 @@ class Batches:
         self.split = split.to(device)
         self.augment = augment if augment and (augment.padding or augment.flip) else None
         self.shuffle = shuffle
-        self._bounds = _bounds(len(split), batch_size, shuffle, drop_last)
+        self._bounds = _bounds(len(split), batch_size, least if shuffle else 1, drop_last)
 
     def __len__(self) -> int:
         return len(self._bounds)
@@ -110,12 +112,12 @@ class Batches:
             yield batch.div_(255) if x.dtype == torch.uint8 else batch, y[index].clone()
 
 
-def _bounds(count: int, batch_size: int, shuffle: bool, drop_last: bool) -> list[tuple[int, int]]:
+def _bounds(count: int, batch_size: int, least: int, drop_last: bool) -> list[tuple[int, int]]:
     """Start and stop of each batch."""
     full, rest = divmod(count, batch_size)
     bounds = [(i * batch_size, (i + 1) * batch_size) for i in range(full)]
-    if rest == 1 and shuffle and not drop_last and full:
-        # BatchNorm has no variance for a single image and stops the training. The image joins the batch
+    if 0 < rest < least and not drop_last and full:
+        # BatchNorm has no variance for a single image and stops the training. The images join the batch
         # before rather than being dropped: an epoch still means every image once, whatever the split's size.
         bounds[-1] = (bounds[-1][0], count)
     elif rest and not drop_last:
