@@ -7,8 +7,9 @@
 The naive loop keeps everything in float32 (TF32 convolutions where the device has them), runs PGD on the network
 itself with ``loss.backward()``, which fills the gradients of the weights on each attack step, and launches everything
 eagerly. Indented rows are steps from there to ``at``: no gradients of the weights in the attack (and channels-last
-memory on a CUDA device); ``--fast off`` (mixed bf16 there); quick copies; then ``at``, captured too. The other rows are ``mrboost.steps.Step`` as ``mrboost train`` runs it. All rows see the same batches;
-rows take turns, and each figure is the median of the turns. On a CUDA device the most memory held is printed too.
+memory on a CUDA device); ``--fast off`` (mixed bf16 there); quick copies; then ``at``, captured there too. All rows see
+the same batches and take turns; each figure is the median of the turns. On a CUDA device the most memory that a row
+held is printed too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import cycle, islice
 
 import torch
@@ -25,9 +27,11 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost import models, recipes
+from mrboost.attacks import attacked
 from mrboost.config import Config, resolve
+from mrboost.copies import quick
 from mrboost.data import Batches, Dataset
-from mrboost.devices import make_fabric, place
+from mrboost.devices import exact_float32, make_fabric, place
 from mrboost.steps import Step
 from mrboost.training import begin
 
@@ -146,9 +150,27 @@ def main() -> None:
         relative = median / statistics.median(seconds["at"])
         print(f"{name:24}  {base / median:>13.2f}  {relative:>7.2f}  {setups[name]:>9.1f}  {peaks[name]:>8.0f}")
     print(
-        f"the naive loop takes {base * per_epoch:.1f} s for an epoch of {len(dataset.train)} images here, "
-        f"at {statistics.median(seconds['at']) * per_epoch:.1f} s"
+        f"an epoch of {len(dataset.train)} images: naive {base * per_epoch:.1f} s, at "
+        f"{statistics.median(seconds['at']) * per_epoch:.1f} s here; after {options.steps * options.turns + 4} steps "
+        f"the attack on a copy reaches {fidelity(learner, config('at'), stream):.2%} of the float32 attack's loss"
     )
+
+
+def fidelity(network: nn.Module, config: Config, stream: Iterator[tuple[Tensor, Tensor]]) -> float:
+    """The loss that the attack on a copy reaches over that of the attack on the network in float32, on ten batches."""
+    reached = [0.0, 0.0]
+    with attacked(network), exact_float32():
+        for x, y in islice(stream, 10):
+            for i, victim in enumerate((quick(network, x), network)):
+                generator = torch.Generator(x.device).manual_seed(0)
+                x_adv = config.attack().ascend(
+                    lambda images, victim=victim, y=y: F.cross_entropy(victim(images), y, reduction="none"),
+                    x,
+                    generator,
+                )
+                with torch.no_grad():
+                    reached[i] += F.cross_entropy(network(x_adv), y).item()
+    return reached[0] / reached[1]
 
 
 def turn(train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device) -> float:
