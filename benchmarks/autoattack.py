@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import mrboost  # noqa: F401 — before torch: it keeps idle threads from spinning
 from mrboost.attacks import APGD, AutoAttack
-from mrboost.attacks.search import run
+from mrboost.attacks.queue import run
 from mrboost.devices import exact_float32
 from mrboost.results import draw, load_data, load_model
 from mrboost.runs import Run

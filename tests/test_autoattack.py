@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import mrboost
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
 from mrboost.attacks.fab import nearest
-from mrboost.attacks.search import Points, run
+from mrboost.attacks.points import Points
+from mrboost.attacks.queue import run
 from mrboost.losses import cross_entropy, dlr, targeted_dlr
 from mrboost.threat import ball
 

@@ -20,7 +20,9 @@ from tqdm import tqdm
 
 from .attacks import Attack, AutoAttack, Classifier, Search, Square, Transfer, attacked, named
 from .attacks.base import Untouched, check_logits
-from .attacks.search import Points, run, seed_of
+from .attacks.points import Points
+from .attacks.queue import run
+from .attacks.search import seed_of
 from .data import Split
 from .devices import device_of, dtype_of, exact_float32
 from .doubts import Doubt, doubts_of, probe

@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(self, model: Model, x: Tensor) -> None:
         self.model = quick(model, x)
-        self.lanes = 1024 if x.is_cuda else 256
+        self.lanes, self.abreast = (1024, True) if x.is_cuda else (256, False)
         self._graphs: dict[tuple[int, int, int], _Graph] = {}
         self._capture = x.is_cuda and self.model is not model  # a stranger's model may not bear being captured
 

@@ -24,7 +24,8 @@ from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 
 from .base import Classifier
-from .search import Aimed, State, wide
+from .points import State, wide
+from .search import Aimed
 
 
 @dataclass(frozen=True)

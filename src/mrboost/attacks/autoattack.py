@@ -24,7 +24,8 @@ from mrboost.threat import ball
 from .apgd import APGD
 from .base import Classifier
 from .fab import FAB
-from .search import Search, run, seed_of
+from .queue import run
+from .search import Search, seed_of
 from .square import Square
 
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {

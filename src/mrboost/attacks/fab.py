@@ -26,7 +26,8 @@ from mrboost.losses import is_label
 
 from .apgd import input_gradient
 from .base import Classifier
-from .search import Aimed, State, wide
+from .points import State, wide
+from .search import Aimed
 
 _NEWTON_STEPS = 7
 _FAR = 1e30

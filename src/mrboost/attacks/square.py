@@ -25,7 +25,8 @@ from mrboost.losses import margin
 from mrboost.seeds import hashed, hashed_uniform
 
 from .base import Classifier
-from .search import Search, State, wide
+from .points import State, wide
+from .search import Search
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 

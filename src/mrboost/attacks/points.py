@@ -1,0 +1,127 @@
+"""What is known of each point while attacks run on it, and the judge of what they offer: the model itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mrboost.devices import exact_float32
+from mrboost.errors import InputError
+from mrboost.losses import margin
+from mrboost.seeds import image_keys
+
+from .base import Classifier
+
+_JUDGED = 512
+State = dict[str, Tensor]
+"""Of each lane: ``x``, ``y``, the ``found`` image, whether it is a ``hit``, the evaluations so far ``t``, and more."""
+
+
+@dataclass
+class Points:
+    """What is known of each point: the worst image found so far, its margin (> 0: misclassified), who broke it."""
+
+    x: Tensor
+    y: Tensor
+    keys: Tensor
+    ranking: Tensor
+    """Classes by falling clean logit: the targets."""
+    adv: Tensor
+    margin: Tensor
+    broken_by: Tensor
+    """Number of the attack that broke the point, 0 for the clean image; −1 while it stands. On the CPU."""
+    done: Tensor
+    """Which jobs of the attack under way are finished, ``(N, jobs)``. On the CPU."""
+    first: int = 0
+    """The number that messages give to the first image."""
+    lanes: State = field(default_factory=dict)
+    """The state of the search under way, and as ``owner`` and ``job`` what runs in each lane."""
+
+    @classmethod
+    def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
+        numbers = torch.arange(first, first + len(x))
+        logits = torch.cat(
+            [judge(model, x[part.to(x.device) - first], "no attack", part) for part in torch.split(numbers, _JUDGED)]
+        )
+        wrong = logits.argmax(dim=1) != y
+        return cls(
+            x=x,
+            y=y,
+            keys=image_keys(seed, x),
+            ranking=logits.argsort(dim=1, descending=True),
+            adv=x.clone(),
+            margin=margin(logits, y, reduction="none"),
+            broken_by=torch.where(wrong, 0, -1).cpu(),
+            done=torch.zeros(len(x), 0, dtype=torch.bool),
+            first=first,
+        )
+
+    @property
+    def alive(self) -> Tensor:
+        return self.broken_by < 0
+
+    def learn(self, who: Tensor, images: Tensor, logits: Tensor, number: int) -> Tensor:
+        """Images offered by attack ``number`` for the points ``who``: keep the worst, and say which points are broken.
+
+        A point is broken if it is misclassified by more than the last bits, which change with the size of the batch.
+        """
+        point = who.to(images.device)
+        margins = margin(logits, self.y[point], reduction="none")
+        true = logits.gather(1, self.y[point, None]).squeeze(1)
+        scale = (true.abs() + (true + margins).abs()).nan_to_num(0.0, 0.0, 0.0)  # of the two logits compared
+        broken = margins > 16 * torch.finfo(logits.dtype).eps * scale
+        taken = broken | (margins > self.margin[point])
+        self.adv[point] = torch.where(wide(taken, images), images, self.adv[point])
+        self.margin[point] = torch.where(taken, margins, self.margin[point])
+        broken = broken.cpu()
+        self.broken_by[who[broken]] = number
+        return broken
+
+    def pending(self, owner: Tensor, job: Tensor, ahead: int) -> Tensor:
+        """Pairs (job, point) that stand, are not finished and run in no lane, low jobs first.
+
+        A job waits until at most ``ahead`` jobs of its point before it are unfinished.
+        """
+        number = torch.arange(self.done.shape[1])
+        finished = self.done.long().cumprod(dim=1).sum(dim=1, keepdim=True)
+        waiting = ~self.done & self.alive[:, None] & (number <= finished + ahead)
+        waiting[owner, job] = False
+        return waiting.T.nonzero()
+
+    def saved(self) -> State:
+        """What ``restore`` needs to go on."""
+        known = {name: getattr(self, name) for name in ("adv", "margin", "broken_by", "done")}
+        return known | {f"lanes.{name}": value for name, value in self.lanes.items()}
+
+    def restore(self, saved: State) -> None:
+        for name, tensor in saved.items():
+            if name.startswith("lanes."):
+                self.lanes[name.removeprefix("lanes.")] = tensor
+            elif hasattr(self, name):
+                setattr(self, name, tensor.to(getattr(self, name).device))
+
+
+def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
+    """The model's own logits on images of these numbers; they must be numbers themselves."""
+    try:
+        with torch.no_grad(), exact_float32():
+            logits = model(images.clone())  # a model may work in place
+    except torch.OutOfMemoryError:
+        if len(images) == 1:
+            raise
+        half = len(images) // 2
+        return torch.cat([judge(model, images[part], attack, who[part]) for part in (slice(half), slice(half, None))])
+    bad = logits.isnan().any(dim=1)
+    if bad.any():
+        number = int(who[int(bad.nonzero()[0])])
+        raise InputError(
+            f"the model's logits for image {number} under {attack} are NaN: its weights or the image are not finite"
+        )
+    return logits
+
+
+def wide(values: Tensor, like: Tensor) -> Tensor:
+    """One value per lane, shaped to broadcast against images."""
+    return values.view(-1, *[1] * (like.ndim - 1))

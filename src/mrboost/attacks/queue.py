@@ -1,0 +1,180 @@
+"""The queue that runs searches on the points that stand.
+
+``drain`` puts jobs of points (targets and restarts) into lanes, takes a point out as soon as it is broken, and fills
+its lane with the next job, so that batches stay full. Between two looks at the lanes nothing waits for the device.
+
+Whatever a search offers is judged by the model itself in its own precision; only that counts. Every random number is a
+function of the image and the seed, so what happens to a point does not depend on the others, on the number of lanes, or
+on an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrboost.ensemble import Mixture
+from mrboost.errors import InputError
+from mrboost.fast import Engine
+from mrboost.seeds import derive, hashed
+
+from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .points import Points, State, judge
+from .search import Search
+
+
+def run(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    searches: Sequence[Search],
+    seed: int,
+    *,
+    lanes: int | None = None,
+    first: int = 0,
+    resume: Callable[[Points], int] = lambda _: 0,
+    tell: Callable[[Points, int], object] = lambda *_: None,
+    work: Callable[[int], object] = lambda _: None,
+) -> Points:
+    """Each search on the survivors of the last.
+
+    ``first`` is the number that messages give to the first image. ``resume`` puts what an earlier run found into the
+    points and gives the number of the search to go on with; ``tell`` hears of the points now and then; ``work`` counts
+    evaluations of single images, those saved by a success included.
+    """
+    check_batch(x, y)
+    with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
+        if isinstance(model, Mixture):
+            raise InputError(
+                f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with a probability: "
+                "use pgd-100, or --adaptive"
+            )
+        x, y = x.detach().clone(), y.clone()
+        classes = check_logits(model, x, y)
+        for search in searches:
+            search.check(x, classes)
+        if x.dtype in (torch.float16, torch.bfloat16):  # searched and judged in float32 around the model
+            low, given = x.dtype, model
+            model, x = (lambda images: given(images.to(low)).float()), x.float()
+        points = Points.of(model, x, y, seed, first)
+        plan = [search.work(points.ranking.shape[1]) for search in searches]
+        begun = resume(points)
+        work(sum(plan) * int((~points.alive).sum()) + sum(plan[:begun]) * int(points.alive.sum()))
+        engine = Engine(model, x)
+        for number in range(begun, len(searches)):
+
+            def hear(stage: int = number) -> None:
+                tell(points, stage)
+
+            def count(evaluations: int, broken: int, after: int = sum(plan[number + 1 :])) -> None:
+                work(evaluations + broken * after)
+
+            drain(searches[number], model, engine, points, number + 1, lanes, hear, count)
+            points.done = points.done[:, :0]
+            tell(points, number + 1)
+    return points
+
+
+@dataclass
+class _Lanes:
+    """What runs side by side: the search's state, and on the CPU each lane's point, job and evaluations so far."""
+
+    state: State
+    owner: Tensor
+    job: Tensor
+    spent: Tensor
+
+    @classmethod
+    def of(cls, saved: State, device: torch.device) -> _Lanes:
+        """The lanes of an earlier run that stopped, or none."""
+        state = {name: value.to(device) for name, value in saved.items()} if "job" in saved else {}
+        none = torch.zeros(0, dtype=torch.int64)
+        owner, job = (state.pop(name).cpu() if state else none for name in ("owner", "job"))
+        return cls(state, owner, job, state["t"].cpu() if state else none)
+
+    def add(self, search: Search, points: Points, pairs: Tensor) -> None:
+        job, owner = pairs.T
+        here, number = owner.to(points.x.device), job.to(points.x.device)
+        # One number for each search and job, so that no two of them share a stream.
+        keys = hashed(points.keys[here], number + derive(0, search.name) % 2**32)
+        fresh = search.begin(points.x[here], points.y[here], points.ranking[here], keys, number)
+        self.state = {key: torch.cat([self.state[key], value]) if self.state else value for key, value in fresh.items()}
+        self.owner, self.job = torch.cat([self.owner, owner]), torch.cat([self.job, job])
+        self.spent = torch.cat([self.spent, torch.zeros_like(job)])
+
+    def keep(self, stay: Tensor) -> None:
+        index = stay.nonzero().squeeze(1)
+        self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
+        self.state = {key: value[index.to(value.device)] for key, value in self.state.items()} if len(index) else {}
+
+    def saved(self) -> State:
+        return self.state | {"owner": self.owner, "job": self.job} if self.state else {}
+
+
+def drain(
+    search: Search,
+    model: Classifier,
+    engine: Engine,
+    points: Points,
+    number: int,
+    lanes: int | None,
+    tell: Callable[[], object],
+    count: Callable[[int, int], object],
+) -> None:
+    """Run ``search`` on all points that stand, as ``number`` in the order of attacks.
+
+    Where the device is the faster the more lanes there are, several jobs of a point run side by side. The image that
+    counts is still that of the first job to break the point: jobs after it stop, jobs before it go on.
+    """
+    jobs, each, device = search.jobs(points.ranking.shape[1]), search.evaluations(), points.x.device
+    if points.done.shape[1] != jobs:
+        points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
+    at = _Lanes.of(points.lanes, device)
+    count(int(each * points.done[points.alive].sum() + at.spent.sum()), 0)
+    ahead = jobs if engine.abreast else 0
+    left = ~points.done[points.alive]
+    waiting = int(left.sum() if ahead else left.any(dim=1).sum())
+    most = lanes or engine.lanes
+    most = -(-waiting // max(1, -(-waiting // most)))  # as many rounds as needed, equally full
+    breaker = torch.full((len(points.x),), jobs)  # the first job that broke a point
+    while True:
+        if len(pairs := points.pending(at.owner, at.job, ahead)[: max(0, most - len(at.owner))]):
+            at.add(search, points, pairs)
+        if not at.state:
+            break
+        stride = search.strides[points.x.is_cuda]
+        try:
+            at.state = engine.advance(search.advance, at.state, stride, number)
+        except torch.OutOfMemoryError:
+            if most == 1 or lanes is not None:
+                raise
+            most //= 2
+            count(-int(at.spent.sum()), 0)
+            at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again
+            continue
+        before, at.spent = at.spent, (at.spent + stride).clamp(max=each)
+        count(int((at.spent - before)[points.alive[at.owner]].sum()), 0)
+        ended = at.state["t"] >= each
+        offered = ended if search.patient else ended | at.state["hit"]
+        look = offered.cpu().nonzero().squeeze(1)
+        if len(look):
+            lane, over, stood = look.to(device), ended.cpu(), points.alive
+            images = at.state["found"][lane]
+            logits = judge(model, images, search.name, at.owner[look] + points.first)
+            search.refute(at.state, lane)
+            for job in sorted(set(at.job[look].tolist())):  # no point twice at a time, and low jobs first
+                mine = ((at.job[look] == job) & (breaker[at.owner[look]] > job)).nonzero().squeeze(1)
+                who = at.owner[look[mine]]
+                broken = points.learn(who, images[mine.to(device)], logits[mine.to(device)], number)
+                breaker[who[broken]] = job
+            fell = stood & ~points.alive
+            used = (each * points.done.sum(dim=1)).index_add_(0, at.owner, at.spent)
+            count(int((jobs * each - used[fell]).sum()), int(fell.sum()))
+            points.done[at.owner[over], at.job[over]] = True
+            at.keep(~over & (breaker[at.owner] > at.job))
+        points.lanes = at.saved()
+        tell()
+    points.lanes = {}
