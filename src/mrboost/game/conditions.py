@@ -19,9 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from mrboost.errors import InputError
 
 from .payoff import Floats, Payoff, SAug, as_payoff
-from .value import Solution, solve
-
-_TOLERANCE = 1e-9
+from .value import TOLERANCE, Solution, solve
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,26 +27,22 @@ class Condition:
     """A weak-learning condition, decided. ``proof.learner`` is an ensemble that shows it holds, ``proof.adversary`` a
     distribution P' that shows it holds with no larger τ."""
 
+    holds: bool
+    tau: float
+    """The largest τ for which the inequality can always be met; the condition asks for a positive one."""
     proof: Solution
-
-    @property
-    def tau(self) -> float:
-        """The largest τ of the condition; none if it is not positive."""
-        return self.proof.value
-
-    @property
-    def holds(self) -> bool:
-        return self.proof.lower > _TOLERANCE
 
 
 def weak_learning(game: Payoff | ArrayLike) -> Condition:
     """The condition of Theorem 1: a mixture of the classifiers has a positive margin at every point of S_aug."""
-    return Condition(solve(game))
+    payoff = as_payoff(game)
+    proof = solve(payoff)
+    return Condition(proof.lower > TOLERANCE * payoff.scale, proof.value, proof)
 
 
 def robboost_weak_learning(game: Payoff | ArrayLike, pairs: ArrayLike) -> Condition:
     """RobBoost's condition. ``pairs`` numbers the (x, y, y') of each column, as ``SAug.pairs`` does."""
-    return Condition(solve(worst_perturbation(game, pairs)))
+    return weak_learning(worst_perturbation(game, pairs))
 
 
 def worst_perturbation(game: Payoff | ArrayLike, pairs: ArrayLike) -> Payoff:

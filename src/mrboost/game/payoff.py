@@ -46,11 +46,10 @@ class Payoff:
                 f"a game needs a matrix of at least one classifier and one point, got shape {array.shape}: "
                 "rows are classifiers, columns are points"
             )
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}")
         if array.dtype != np.int8 or array.size <= _DENSE:
-            try:
-                array = np.asarray(array, dtype=np.float64)
-            except (TypeError, ValueError):
-                raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}") from None
+            array = array.astype(np.float64)
             if not np.isfinite(array).all():
                 row, column = np.argwhere(~np.isfinite(array))[0]
                 raise InputError(

@@ -20,7 +20,7 @@ from .payoff import Floats, Matrix, Payoff, as_payoff
 
 _WHOLE = 1 << 20  # entries up to which the programme takes the whole matrix
 _BATCH = 64  # strategies that join a part at a time
-_TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # of the largest payoff
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Solution:
 
 
 def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
-    """The game's value, exact to about 1e-9; ``lower`` and ``upper`` are computed afresh from the strategies, and so hold
-    whatever the solver did.
+    """The game's value, exact to about 1e-9 of its largest payoff; ``lower`` and ``upper`` are computed afresh from the
+    strategies, and so hold whatever the solver did.
 
     Optimal strategies use few classifiers and points, so a large game is solved on a growing part of it: the best
     responses to the part's solution join it until neither player has a better one.
@@ -47,27 +47,27 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
     payoff = as_payoff(game)
     cap = capacity(payoff.points, nu)
     if payoff.matrix.size <= _WHOLE:
-        return _evaluated(payoff, cap, *_programme(payoff.matrix, cap))
+        return _evaluated(payoff, cap, *_programme(payoff.matrix, payoff.scale, cap))
     rows = np.sort(np.argsort(payoff.expected(np.full(payoff.points, 1 / payoff.points)))[-_BATCH:])
     columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))  # capped, P needs many points
     while True:
         adversary, learner = np.zeros(payoff.points), np.zeros(payoff.classifiers)
-        adversary[columns], learner[rows] = _programme(payoff.matrix[np.ix_(rows, columns)], cap)
+        adversary[columns], learner[rows] = _programme(payoff.matrix[np.ix_(rows, columns)], payoff.scale, cap)
         found = _evaluated(payoff, cap, adversary, learner)
         more_rows = _extended(rows, -payoff.expected(adversary))
         more_columns = _extended(columns, payoff.margins(learner))
         grown = len(more_rows) > len(rows) or len(more_columns) > len(columns)
-        if found.upper - found.lower <= _TOLERANCE or not grown:
+        if found.upper - found.lower <= TOLERANCE * payoff.scale or not grown:
             return found
         rows, columns = more_rows, more_columns
 
 
-def _programme(matrix: Matrix, cap: float) -> tuple[Floats, Floats]:
+def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats]:
     """Optimal P and Q. Variables P_1 … P_N and v: minimise v subject to Σ_i P_i payoff(h, i) <= v for every h."""
     classifiers, points = matrix.shape
     result = scipy.optimize.linprog(
         c=np.r_[np.zeros(points), 1.0],
-        A_ub=np.c_[matrix, -np.ones(classifiers)],
+        A_ub=np.c_[matrix / (scale or 1.0), -np.ones(classifiers)],  # so the solver's tolerances are relative
         b_ub=np.zeros(classifiers),
         A_eq=np.r_[np.ones(points), 0.0][None],
         b_eq=[1.0],
