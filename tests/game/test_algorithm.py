@@ -99,6 +99,19 @@ def test_theorem_three_for_every_horizon_and_along_the_run(matrix: np.ndarray) -
     assert matrix[run.choices[0]].min() + xis[-1] < value  # what one classifier for ever would do
 
 
+def test_the_regret_bound_for_steps_that_are_too_large() -> None:
+    """With a large η the first term vanishes, the run stalls, and the second term is what is left."""
+    matrix = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    stalled = 0
+    for eta in (0.5, 2.0, 8.0):
+        for game_matrix in (matrix, *HARD.values()):
+            payoff = game.Payoff(game_matrix / np.abs(game_matrix).max())
+            run, value = game.mrboost(payoff, 999, eta=eta), game.solve(payoff).value
+            assert value <= run.margin[-1] + game.regret_bound(payoff.points, 999, eta)
+            stalled += value > run.margin[-1] + math.log(payoff.points) / (eta * 999)
+    assert stalled > 0
+
+
 def test_theorem_three_needs_its_eta_to_be_equal_not_less() -> None:
     """The theorem says η <= 1/(2√T). For much smaller η, or early in a longer run, the bound is false."""
     slow = game.mrboost(SWITCH, 3000, eta=1e-6)  # less than 1/(2√3000) = 0.009

@@ -74,17 +74,21 @@ def test_stumps_on_a_pair_of_digits() -> None:
 
 def test_double_oracle_solves_a_matrix_through_its_best_responses() -> None:
     matrix = RNG.normal(size=(70, 90))
-    found = game.double_oracle(
-        lambda points, p: int((matrix[:, points] @ p).argmax()),
-        lambda rows, q: int((q @ matrix[rows]).argmin()),
-        lambda row, point: float(matrix[row, point]),
-        start=0,
-    )
     whole = game.solve(matrix)
-    assert found.lower - 1e-9 <= whole.value <= found.upper + 1e-9
+    for rounds in (*range(1, 40), 1000):  # cut short at any round, the strategies prove what it claims
+        found = game.double_oracle(
+            lambda points, p: int((matrix[:, points] @ p).argmax()),
+            lambda rows, q: int((q @ matrix[rows]).argmin()),
+            lambda row, point: float(matrix[row, point]),
+            start=0,
+            rounds=rounds,
+        )
+        assert found.lower - 1e-9 <= whole.value <= found.upper + 1e-9
+        assert (found.learner @ matrix[found.classifiers]).min() == pytest.approx(found.lower, abs=1e-9)
+        assert (matrix[:, found.points] @ found.adversary).max() == pytest.approx(found.upper, abs=1e-9)
     assert found.upper - found.lower <= 2e-6
-    assert (found.learner @ matrix[found.classifiers]).min() == pytest.approx(found.lower, abs=1e-9)
-    assert (matrix[:, found.points] @ found.adversary).max() == pytest.approx(found.upper, abs=1e-9)
+    assert (np.diff(found.interval[:, 0]) >= 0).all()
+    assert (np.diff(found.interval[:, 1]) <= 0).all()
 
 
 def test_double_oracle_on_infinitely_many_strategies() -> None:
