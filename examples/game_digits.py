@@ -1,6 +1,6 @@
 """How fast is MRBoost for which η? Decision stumps on a pair of digits, a few perturbations of each image.
 
-python examples/game_digits.py [--out docs/images/game_rates.svg]        about two minutes
+python examples/game_digits.py [--out docs/images/game_rates.svg]        about a minute
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
         axes.plot(t, run.lower, color=color, lw=1.5, label=f"η = {name}")
         axes.plot(t, run.upper, color=color, lw=1.5)
     axes.axhline(exact.value, color="#555", lw=0.8, ls="--", label="value (LP)")
-    axes.set(xscale="log", xlim=(10, a.rounds), ylim=(-0.2, 0.5))
+    axes.set(xscale="log", xlim=(10, a.rounds), ylim=(-0.2, 0.7))
     axes.set_title(f"Certified interval for the value, digits {a.pair[0]} and {a.pair[1]}", loc="left", fontsize=10)
     axes.set_xlabel("rounds", fontsize=9)
     axes.set_ylabel("lower and upper bound", fontsize=9)
