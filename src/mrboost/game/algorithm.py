@@ -1,0 +1,186 @@
+r"""MRBoost, the paper's Algorithm 1: the adversary plays exponential weights, the learner its best response.
+
+    P_t ∝ exp(η Σ_{j<t} mg_L(h_j, ·)),   h_t = argmin_h E_{P_t}[mg_L(h, ·)],   Q(T) = uniform on h_1 … h_T
+
+After every round the value v of the game is between two numbers that cost nothing more: the minimum margin of Q(t) is
+at most v, and what the best response earns against P_t, or against the average of P_1 … P_t, is at least v.
+
+Theorem 3 bounds v − mg_rob(Q(T), S) by ξ(T) = 3 log|S_aug| / √T for η <= 1/(2√T). For η = 1/(2√T) that is so, since the
+adversary's regret is at most log|S_aug| / η + η T / 2 (Hoeffding's lemma). For smaller η the first term grows and the
+statement fails: with η near 0, P_t stays uniform and one classifier is played for ever. Nor does it hold midway through
+a run whose η was set for a longer one; ``regret_bound`` does, and with η_t = 1/(2√t) ("anytime") ξ(t) holds at every t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from tqdm import tqdm
+
+from mrboost.errors import InputError, unknown_name
+
+from .payoff import Floats, Payoff, as_payoff
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """Classifiers that come from a training procedure instead of a list.
+
+    Args:
+        respond: given P, a weight for each point of S_aug, trains a classifier and returns its payoffs there (as
+            ``SAug.labels`` or ``SAug.scores`` make them from its outputs). The classifier of the k-th call is number k.
+        points: |S_aug|.
+        scale: no payoff exceeds it; 1 for hard labels.
+        exact: whether the answer is the best classifier for P. If not, nothing bounds the value from above.
+    """
+
+    respond: Callable[[Floats], ArrayLike]
+    points: int
+    scale: float = 1.0
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        if self.points < 1 or not 0 < self.scale < math.inf:
+            raise InputError(f"a learner needs points >= 1 and scale > 0, got {self.points!r} and {self.scale!r}")
+
+    def __call__(self, adversary: Floats) -> Floats:
+        row = np.asarray(self.respond(adversary), dtype=np.float64)
+        if row.shape != (self.points,):
+            raise InputError(f"the learner must return a payoff for each of {self.points} points, got {row.shape}")
+        if not np.abs(row).max() <= self.scale:  # also for NaN
+            raise InputError(f"the learner's payoffs must lie within ±{self.scale:g}, got {np.abs(row).max():g}")
+        return row
+
+
+@dataclass(frozen=True, eq=False)
+class Boosting:
+    """A run of MRBoost; arrays over rounds have one entry for each."""
+
+    eta: Floats
+    """η of each round's P_t."""
+    choices: NDArray[np.int64]
+    """h_t."""
+    margin: Floats
+    """The minimum margin of Q(t), the uniform mixture of h_1 … h_t."""
+    response: Floats
+    """What h_t earns against P_t."""
+    lower: Floats
+    """The value is at least this: the best margin so far, that of ``mixture(1 + margin.argmax())`` at the end."""
+    upper: Floats
+    """The value is at most this: the least best response to any P_t or their average so far."""
+    learner: Floats
+    """Q(T)."""
+    adversary: Floats
+    """P_avg, the mean of P_1 … P_T."""
+    margins: Floats
+    """Of Q(T), at each point of S_aug."""
+
+    @property
+    def concentration(self) -> float:
+        """How far P_avg is from the worst points of Q(T): E_{P_avg}[margin] − min margin. The second part of Theorem 3
+        bounds it by ξ(T)."""
+        return float(self.adversary @ self.margins - self.margins.min())
+
+    def mixture(self, rounds: int) -> Floats:
+        """Q(t)."""
+        if not 1 <= rounds <= len(self.choices):
+            raise InputError(f"the run has mixtures of 1 … {len(self.choices)} rounds, got {rounds}")
+        return np.bincount(self.choices[:rounds], minlength=len(self.learner)) / rounds
+
+
+def mrboost(
+    game: Payoff | Learner | ArrayLike,
+    rounds: int,
+    *,
+    eta: float | str = "practical",
+    tolerance: float | None = None,
+    progress: bool = False,
+) -> Boosting:
+    """Algorithm 1. Ties between classifiers go to the first.
+
+    Args:
+        game: a payoff matrix, or a ``Learner``.
+        rounds: T.
+        eta: a number, or "practical" √(log|S_aug| / T), "theorem" 1/(2√T), "anytime" 1/(2√t) in round t; the named
+            ones are divided by the largest absolute payoff.
+        tolerance: stop as soon as the certified interval is no wider; without it all rounds are played.
+    """
+    if not isinstance(game, Learner):
+        game = as_payoff(game)
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, got {rounds}")
+    rates = _rates(eta, rounds, game)
+    gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
+    average = np.zeros(game.points)  # Σ_j P_j
+    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)  # of each classifier against all P_j
+    record = np.empty((rounds, 4))
+    choices = np.empty(rounds, dtype=np.int64)
+    lower, upper = -math.inf, math.inf
+    t = 0
+    for t in tqdm(range(1, rounds + 1), desc="MRBoost", unit="round", disable=None if progress else True, leave=False):
+        weights = exponential_weights(gains, rates[t - 1])
+        if isinstance(game, Learner):
+            choice, row = t - 1, game(weights)
+            response = float(weights @ row)
+            bound = response if game.exact else math.inf
+        else:
+            payoffs = game.expected(weights)
+            earned += payoffs
+            choice = int(payoffs.argmax())
+            row, response = game.row(choice), float(payoffs[choice])
+            bound = min(response, float(earned.max()) / t)
+        gains += row
+        average += weights
+        margin = float(gains.min()) / t
+        lower, upper = max(lower, margin), min(upper, bound)
+        choices[t - 1], record[t - 1] = choice, (margin, response, lower, upper)
+        if tolerance is not None and upper - lower <= tolerance:
+            break
+    count = t if isinstance(game, Learner) else game.classifiers
+    margin_, response_, lower_, upper_ = record[:t].T.copy()
+    return Boosting(
+        eta=rates[:t],
+        choices=choices[:t],
+        margin=margin_,
+        response=response_,
+        lower=lower_,
+        upper=upper_,
+        learner=np.bincount(choices[:t], minlength=count) / t,
+        adversary=average / t,
+        margins=gains / t,
+    )
+
+
+def exponential_weights(gains: Floats, eta: float) -> Floats:
+    """P ∝ exp(−η gains), the uniform distribution tilted towards the points where the learner has earned least."""
+    weights = np.exp(-eta * (gains - gains.min()))
+    return np.asarray(weights / weights.sum())
+
+
+def theorem_bound(points: int, rounds: int, scale: float = 1.0) -> float:
+    """ξ(T) = 3 log|S_aug| / √T of Theorem 3, for payoffs within ±scale."""
+    return 3 * scale * math.log(points) / math.sqrt(rounds)
+
+
+def regret_bound(points: int, rounds: int, eta: float, scale: float = 1.0) -> float:
+    """What v − mg_rob(Q(t), S) is at most after t rounds with any constant η: log|S_aug| / (η t) + η scale² / 2."""
+    return math.log(points) / (eta * rounds) + eta * scale**2 / 2
+
+
+def _rates(eta: float | str, rounds: int, game: Payoff | Learner) -> Floats:
+    if isinstance(eta, str):
+        named = {
+            "practical": np.full(rounds, math.sqrt(math.log(max(game.points, 2)) / rounds)),
+            "theorem": np.full(rounds, 1 / (2 * math.sqrt(rounds))),
+            "anytime": 1 / (2 * np.sqrt(np.arange(1, rounds + 1))),
+        }
+        if eta not in named:
+            raise unknown_name("eta", eta, named, "or a positive number")
+        return named[eta] / (game.scale or 1.0)
+    if not 0 < eta < math.inf:
+        raise InputError(f"eta must be positive and finite, got {eta}: try eta='practical'")
+    return np.full(rounds, float(eta))
