@@ -6,7 +6,7 @@ import os
 # train many times slower for it. Sleeping costs them a third on an idle machine. A setting of the user's stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from . import attacks, data, losses, models, recipes
+from . import attacks, data, game, losses, models, recipes
 from .boosting import boost
 from .curves import robustness_curve
 from .ensemble import Ensemble, Mixture
@@ -29,6 +29,7 @@ __all__ = [
     "compare",
     "data",
     "evaluate",
+    "game",
     "load",
     "losses",
     "models",

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from .attacks import attacked
@@ -56,10 +57,10 @@ class Step:
         self._train: Callable[..., None] = self._step
         if self._copies is not None and fabric.device.type == "cuda" and capture:
             generators = [self._generator, self._own]
-            if self._world == 1:
-                self._train = Replay(self._step, generators, say)
-            else:  # the update waits for the other processes
+            if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
                 self._move = Replay(self._sample, generators, say)
+            else:
+                self._train = Replay(self._step, generators, say)
 
     def begin(self, stream: int) -> torch.Generator:
         """Start an epoch whose random numbers are those of ``stream``; gives the generator that all processes share."""
@@ -95,7 +96,7 @@ class Step:
         return bool(self._sums.isfinite().all())
 
     def _step(self, x: Tensor, y: Tensor) -> None:
-        sample = self._move(x, y) if self._world == 1 else self._move(x, y, case=self._starts.count)
+        sample = self._move(x, y, case=self._starts.count)
         recipe = self._config.recipe
         with self._fabric.autocast():
             losses, logits = recipe.objective(recipe.scope(self._model, self._past), sample)
