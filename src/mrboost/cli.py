@@ -92,8 +92,14 @@ def _train(options: argparse.Namespace) -> None:
 def _as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
-    parts = {key: config["recipe"].get(key) for key in ("ema", "clip")}
-    parts["schedule"] = schedules.get(json.dumps(config["recipe"].get("schedule")))
+    recipe = config["recipe"]
+    parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
+    for key, field in (("awp", "gamma"), ("cutmix", "probability")):
+        parts[key] = (recipe.get(key) or {}).get(field, 0)
+    loss = (recipe.get("objective") or {}).get("loss")
+    if loss is not None:
+        parts["smoothing"] = loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0
     return {
         key: value for key, value in (config | parts).items() if key in Options.__annotations__ and value is not None
     }

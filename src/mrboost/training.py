@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
+from .attacks import Classifier
 from .checkpoint import Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
@@ -26,7 +29,7 @@ from .devices import place
 from .errors import InputError
 from .evaluation import accuracies
 from .runs import Run
-from .samplers import Turn
+from .samplers import Sample, Turn
 from .seeds import derive, global_stream
 from .storage import State
 
@@ -124,19 +127,30 @@ def _train_epoch(
     recipe, attack = config.recipe, config.attack()
     stream = derive(config.seed, "epoch", round_, state.epoch)
     generator = torch.Generator(device=fabric.device).manual_seed(stream)
-    scope = recipe.scope(model, past)
+
+    def losses_of(classifier: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
+        with fabric.autocast():
+            return recipe.objective(recipe.scope(classifier, past), sample)
+
+    def loss_of(sample: Sample, classifier: Classifier) -> Tensor:
+        return sample.mean(losses_of(classifier, sample)[0])
+
     totals, images = torch.zeros(2, device=fabric.device), 0  # summed losses, correct; kept on the device
     facts: dict[str, Tensor] = {}
     model.train()
     with global_stream(stream, fabric.device):
         for step, (x, y) in enumerate(batches.epoch(generator)):
-            _set_rate(optimizer, config, (state.epoch + step / len(batches)) / config.epochs)
+            done = (state.epoch + step / len(batches)) / config.epochs
+            _set_rate(optimizer, config, done)
+            progress = torch.full((), done, device=x.device)
+            x, mixed = (x, None) if recipe.cutmix is None else recipe.cutmix(x, y, generator)
             with fabric.autocast():
-                sample = recipe.sampler(Turn(attack, state.learner, past, x, y, generator))
-                losses, logits = recipe.objective(scope, sample)
-            weighted = losses if sample.weight is None else losses * sample.weight
+                sample = recipe.sampler(Turn(attack, state.learner, past, x, y, generator, progress, mixed))
             optimizer.zero_grad()
-            fabric.backward(weighted.mean())
+            awp = recipe.awp
+            with awp.shifted(state.learner, partial(loss_of, sample), progress) if awp else nullcontext():
+                losses, logits = losses_of(model, sample)
+                fabric.backward(sample.mean(losses))
             if recipe.clip is not None:
                 fabric.clip_gradients(model, optimizer, max_norm=recipe.clip)
             optimizer.step()
