@@ -215,10 +215,13 @@ def _recipes(options: argparse.Namespace) -> None:
 
 def _composition(chosen: Sequence[recipes.Recipe]) -> str:
     parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
-    lines = [f"| recipe | {' | '.join(parts)} | reference |", "|---" * (len(parts) + 2) + "|"]
+    lines = [f"| recipe | {' | '.join(parts)} | besides | reference |", "|---" * (len(parts) + 3) + "|"]
+    usual = describe_parts(recipes.AT)
     for recipe in chosen:
         described = describe_parts(recipe)
         cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
+        besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
+        cells.append(", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p]))
         lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {recipe.reference.split(',')[0]} |")
     return "\n".join(lines)
 
