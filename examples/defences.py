@@ -21,9 +21,12 @@ from pathlib import Path
 
 import mrboost
 from mrboost import recipes
+from mrboost.attacks import Uniform
 from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
-from mrboost.objectives import Trades
+from mrboost.losses import Smoothed, margin_cross_entropy
+from mrboost.objectives import OnPerturbed, Trades
+from mrboost.samplers import Learner
 
 PAIRS = ("at", "trades", "mart", "gair", "awp")
 ROWS = [name for one in PAIRS for name in (one, f"{one}-mce")] + ["strong"]
@@ -33,6 +36,13 @@ COMPOSED = {
         replace(recipes.MART_MCE, name="mart-mce-x'", objective=replace(recipes.MART_MCE.objective, on_clean=False)),
         replace(recipes.TRADES, name="trades+awp", awp=AWP(0.005)),
         replace(recipes.TRADES_MCE, name="trades-mce+awp", awp=AWP(0.005)),
+        replace(
+            recipes.STRONG,
+            name="strong-at",
+            start=Uniform(),
+            sampler=Learner(margin_cross_entropy),
+            objective=OnPerturbed(Smoothed(margin_cross_entropy)),
+        ),
         replace(recipes.MRBOOST, name="mrboost+awp", awp=AWP()),
         replace(recipes.MRBOOST, name="mrboost+trades", objective=Trades()),
     )
@@ -63,7 +73,7 @@ def main() -> None:
             (name, seed): pool.submit(run, name, seed, options) for seed in options.seeds for name in options.recipes
         }
         scores = {name: [waiting[name, seed].result() for seed in options.seeds] for name in options.recipes}
-    print(table(scores, ["clean", *options.attacks], len(options.seeds)))
+    print(table(scores, ["clean", *options.attacks], options.seeds))
 
 
 def find(name: str) -> mrboost.Recipe:
@@ -103,9 +113,9 @@ def load(data: str, data_dir: str | None) -> Dataset:
     return mrboost.data.load(data, data_dir)
 
 
-def table(scores: dict[str, list[Scores]], columns: list[str], seeds: int) -> str:
+def table(scores: dict[str, list[Scores]], columns: list[str], seeds: list[int]) -> str:
     lines = [
-        f"Accuracy, %, of the weights that were best on held-out images; mean ± standard deviation over {seeds} seeds.",
+        f"Accuracy, %, of the weights that were best on held-out images; mean ± standard deviation over seeds {seeds}.",
         "",
         f"| recipe | {' | '.join(columns)} |",
         "|---" * (len(columns) + 1) + "|",

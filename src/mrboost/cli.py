@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -222,7 +223,8 @@ def _composition(chosen: Sequence[recipes.Recipe]) -> str:
         cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
         besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
         cells.append(", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p]))
-        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {recipe.reference.split(',')[0]} |")
+        author, year = recipe.reference.split(",")[0], re.search(r"\d{4}$", recipe.reference)
+        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |")
     return "\n".join(lines)
 
 

@@ -184,7 +184,7 @@ STRONG = replace(
     summary="the strongest single model on a budget: trades-mce, AWP, averaged weights, smooth labels and units",
     formula=f"min_θ max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g(x_i), ȳ_i) + 6 max_δ ({_MARGIN_KL}),  g = g_{{θ + v}},  "
     f"{_PROBABILITIES},  ȳ the smoothed label",
-    reference="composed here of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",
+    reference="composed here, of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",
     objective=Trades(Smoothed(margin_cross_entropy), margin_kl_divergence),
     model="{}-silu",
     schedule=OneCycle(),
