@@ -28,12 +28,23 @@ from mrboost.losses import Smoothed, margin_cross_entropy
 from mrboost.objectives import OnPerturbed, Trades
 from mrboost.samplers import Learner
 
-PAIRS = ("at", "trades", "mart", "gair", "awp")
-ROWS = [name for one in PAIRS for name in (one, f"{one}-mce")] + ["strong"]
+ROWS = [
+    "at",
+    "at-mce",
+    "trades",
+    "trades-mce",
+    "mart",
+    "mart-mce",
+    "mart-mce-perturbed",
+    "gair",
+    "gair-mce",
+    "awp",
+    "awp-mce",
+    "strong",
+]
 COMPOSED = {
     recipe.name: recipe
     for recipe in (
-        replace(recipes.MART_MCE, name="mart-mce-x'", objective=replace(recipes.MART_MCE.objective, on_clean=False)),
         replace(recipes.TRADES, name="trades+awp", awp=AWP(0.005)),
         replace(recipes.TRADES_MCE, name="trades-mce+awp", awp=AWP(0.005)),
         replace(

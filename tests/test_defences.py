@@ -61,6 +61,9 @@ LITERAL: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "trades-mce": lambda g, h, y: mce_a(g, y) + 6 * (kl(g, h) + kl(-g, -h)),
     "mart": lambda g, h, y: bce(h, y) + 5 * kl(g, h) * (1 - softmax(g)[y]),
     "mart-mce": lambda g, h, y: mce_a(g, y) + 1 * (kl(g, h) * (1 - softmax(g)[y]) + kl(-g, -h) * (1 - softmax(-g)[y])),
+    "mart-mce-perturbed": lambda g, h, y: (
+        mce_a(h, y) + 1 * (kl(g, h) * (1 - softmax(g)[y]) + kl(-g, -h) * (1 - softmax(-g)[y]))
+    ),
     "gair": lambda g, h, y: ce(h, y),
     "gair-mce": lambda g, h, y: mce_a(h, y),
     "awp": lambda g, h, y: ce(h, y),
@@ -146,7 +149,7 @@ def test_trades_attacks_the_divergence_from_beside_the_image(name: str, network,
     assert found.weight is None
 
 
-@pytest.mark.parametrize("name", ["mart", "mart-mce"])
+@pytest.mark.parametrize("name", ["mart", "mart-mce", "mart-mce-perturbed"])
 def test_mart_attacks_the_cross_entropy_from_beside_the_image(name: str) -> None:
     recipe = recipes.get(name)
     assert (recipe.sampler, recipe.start) == (Learner(), Gaussian(0.001))

@@ -139,11 +139,18 @@ MART = Recipe(
 MART_MCE = replace(
     MART,
     name="mart-mce",
-    summary="MART with the margin cross-entropy, and the divergence of softmax(−g) too",
+    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak (docs/results)",
     formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
     f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  δ_i = argmax_δ CE(g(x_i + δ), y_i)",
     reference=_PAPER,
     objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True, on_clean=True),
+)
+MART_MCE_PERTURBED = replace(
+    MART_MCE,
+    name="mart-mce-perturbed",
+    summary="MART with the margin cross-entropy where MART has its own, on the perturbed image",
+    formula=MART_MCE.formula.replace("MCE-A(g(x_i)", "MCE-A(g(x_i + δ_i)"),
+    objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True),
 )
 AT_AWP = replace(
     AT,
@@ -310,7 +317,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         r.name: r
         for r in (
-            *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG),
+            *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, MART_MCE_PERTURBED),
+            *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG),
             *(MRBOOST, MRBOOST_STRONG, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
         )
     }
