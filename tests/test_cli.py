@@ -155,6 +155,29 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Learner(loss=margin_cross_entropy)" in shown
     assert "ICML 2022" in shown
     assert json_of(capsys, "recipes", "--show", "at2")["objective"]["scale"] == 2.0
+    assert main(["recipes", "--show", "strong"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("Smoothed(loss=margin_cross_entropy, share=0.1)", "AWP(gamma=0.005", "OneCycle", "0.999", "{}-silu"):
+        assert part in shown
+
+
+def test_parts_on_the_command_line_and_resume_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWP, smoothing and CutMix of a run are those of its folder, also where they switch a recipe's own off."""
+    for name, options in (
+        ("trades", ["--awp", "0.02", "--smoothing", "0.2", "--cutmix", "0.3"]),
+        ("strong", ["--awp", "0", "--smoothing", "0"]),
+    ):
+        out = tmp_path / name
+        quick = ["--out", str(out), "--device", "cpu", "--quiet"]
+        assert main(["train", name, "--epochs", "1", *options, *quick]) == 0
+        before = snapshot(out)
+        assert main(["train", "--resume", *quick]) == 0
+        assert snapshot(out) == before
+        recipe = json.loads((out / "config.json").read_text())["recipe"]
+        assert (recipe["awp"] or {}).get("gamma") == (0.02 if name == "trades" else None)
+    assert "another configuration" in error_of(capsys, "train", "strong", "--epochs", "1", "--resume", *quick)
 
 
 def test_the_table_of_recipes_in_the_docs_is_true(capsys: pytest.CaptureFixture[str]) -> None:

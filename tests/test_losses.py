@@ -9,9 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrboost.losses import cross_entropy, dlr, kl_divergence, margin, margin_cross_entropy
+from mrboost.errors import InputError
+from mrboost.losses import (
+    Smoothed,
+    boosted_cross_entropy,
+    cross_entropy,
+    dlr,
+    kl_divergence,
+    margin,
+    margin_cross_entropy,
+    margin_kl_divergence,
+    probability,
+)
 
-SINGLE = [cross_entropy, margin_cross_entropy, margin, dlr]
+SMOOTHED = [Smoothed(cross_entropy, 0.2), Smoothed(margin_cross_entropy, 0.3)]
+SINGLE = [cross_entropy, margin_cross_entropy, margin, dlr, boosted_cross_entropy, *SMOOTHED]
 
 
 def ce(g: list[float], y: int) -> float:
@@ -29,6 +41,11 @@ def mce_a(g: list[float], y: int) -> float:
 
 def best_other(g: list[float], y: int) -> float:
     return max(v for j, v in enumerate(g) if j != y)
+
+
+def bce(g: list[float], y: int) -> float:
+    rival = math.exp(best_other(g, y)) / sum(math.exp(v) for v in g)
+    return ce(g, y) - math.log(1 - rival)
 
 
 def dlr_literal(g: list[float], y: int) -> float:
@@ -54,6 +71,9 @@ def target(logits: Tensor) -> Tensor:
         (margin_cross_entropy, mce_a),
         (margin, lambda g, y: best_other(g, y) - g[y]),
         (dlr, dlr_literal),
+        (boosted_cross_entropy, bce),
+        (SMOOTHED[0], lambda g, y: 0.8 * ce(g, y) + sum(0.2 / len(g) * ce(g, j) for j in range(len(g)))),
+        (SMOOTHED[1], lambda g, y: 0.7 * mce_a(g, y) + sum(0.3 / len(g) * mce_a(g, j) for j in range(len(g)))),
     ],
 )
 def test_equals_its_definition(loss, definition, logits: Tensor, target: Tensor) -> None:
@@ -99,6 +119,17 @@ def test_kl_equals_its_definition(logits: Tensor) -> None:
     expected = (p * (p / q).log()).sum(dim=1)
     torch.testing.assert_close(kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), expected)
     torch.testing.assert_close(kl_divergence(logits, logits, reduction="none"), torch.zeros(7, dtype=torch.float64))
+    p, q = (-logits).softmax(dim=1), (-logits.roll(1, dims=1)).softmax(dim=1)
+    both = expected + (p * (p / q).log()).sum(dim=1)
+    torch.testing.assert_close(margin_kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), both)
+
+
+def test_smoothing_the_cross_entropy_is_pytorchs(logits: Tensor, target: Tensor) -> None:
+    expected = F.cross_entropy(logits, target, label_smoothing=0.2)
+    torch.testing.assert_close(Smoothed(cross_entropy, 0.2)(logits, target), expected)
+    torch.testing.assert_close(probability(logits, target), (-cross_entropy(logits, target, reduction="none")).exp())
+    with pytest.raises(InputError, match="between 0 and 1, got 1"):
+        Smoothed(share=1.0)
 
 
 @pytest.mark.parametrize("loss", SINGLE)
@@ -112,8 +143,9 @@ def test_gradients_of_pairs_and_kl(logits: Tensor, target: Tensor) -> None:
     logits.requires_grad_(True)
     other = (target + 1) % logits.shape[1]
     assert torch.autograd.gradcheck(lambda g: margin_cross_entropy(g, target, other, reduction="none"), logits)
-    assert torch.autograd.gradcheck(lambda g: kl_divergence(g, reference, reduction="none"), logits)
-    assert torch.autograd.gradcheck(lambda g: kl_divergence(reference, g, reduction="none"), logits)
+    for divergence in (kl_divergence, margin_kl_divergence):
+        assert torch.autograd.gradcheck(lambda g, d=divergence: d(g, reference, reduction="none"), logits)
+        assert torch.autograd.gradcheck(lambda g, d=divergence: d(reference, g, reduction="none"), logits)
 
 
 @pytest.mark.parametrize("loss", SINGLE)

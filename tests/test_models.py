@@ -51,6 +51,24 @@ def test_residual_networks_have_their_depth(name: str, blocks: int) -> None:
     assert sum(hasattr(module, "shortcut") for module in network.modules()) == blocks
 
 
+@pytest.mark.parametrize("name", ["cnn-digits", "resnet18", "wrn-34-10"])
+def test_silu_takes_the_place_of_every_relu(name: str) -> None:
+    with torch.device("meta"):
+        plain, smooth = models.build(name), models.build(f"{name}-silu")
+    places = {place for place, module in plain.named_modules() if isinstance(module, nn.ReLU)}
+    assert places == {place for place, module in smooth.named_modules() if isinstance(module, nn.SiLU)}
+    assert len(places) == {"cnn-digits": 3, "resnet18": 17, "wrn-34-10": 31}[name]
+    assert smooth.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_silu_computes_silu_in_every_copy() -> None:
+    pair = models.build("2xcnn-digits-silu", (1, 8, 8), 3)
+    assert sum(isinstance(module, nn.SiLU) for module in pair.modules()) == 6
+    network, x = models.build("cnn-digits-silu", (1, 8, 8), 3).eval(), torch.rand(2, 1, 8, 8)
+    features = network[1][1](network[1][0](network[0](x)))
+    torch.testing.assert_close(network[1][2](features), features / (1 + (-features).exp()))
+
+
 def test_normalisation_is_inside_and_saved_with_the_weights() -> None:
     mean, std = (0.2, 0.4, 0.6), (0.1, 0.2, 0.3)
     model = models.build("cnn9", mean=mean, std=std).eval()
@@ -71,6 +89,8 @@ def test_users_register_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert models.build("linear", (1, 8, 8), 3)(torch.rand(5, 1, 8, 8)).shape == (5, 3)
     assert "linear" in models.names()
+    with pytest.raises(InputError, match=r"'linear-silu' cannot be built: it has no nn\.ReLU"):
+        models.build("linear-silu", (1, 8, 8), 3)
     with pytest.raises(InputError, match="registered already"):
         models.register("linear")(linear)
 

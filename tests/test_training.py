@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mrboost
 from mrboost import models, recipes, storage
 from mrboost.config import resolve
-from mrboost.data import Dataset
+from mrboost.data import CutMix, Dataset
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.losses import cross_entropy
@@ -24,7 +24,7 @@ from mrboost.schedules import OneCycle, Piecewise
 from mrboost.seeds import derive
 from mrboost.training import fit
 
-STRONG = replace(recipes.AT_MCE, name="strong", ema=0.9, clip=1.0, schedule=OneCycle())
+STRONG = replace(recipes.STRONG, ema=0.9, clip=1.0, cutmix=CutMix())  # every part at once
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -88,6 +88,11 @@ def _train_command(sub: Any) -> _Parser:
     p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
     p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
     p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
+    p.add_argument(
+        "--awp", type=float, metavar="X", help="move the weights adversarially by this share, 0.01 say; 0: no"
+    )
+    p.add_argument("--smoothing", type=float, metavar="X", help="smooth the labels by this share, 0.1 say; 0: no")
+    p.add_argument("--cutmix", type=float, metavar="P", help="mix this share of the images, 0.5 say; 0: no")
     p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
     p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
     p.add_argument(

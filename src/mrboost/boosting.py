@@ -52,8 +52,8 @@ def boost(
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``eps``, ``norm``, ``step_size``, ``batch_size``, ``lr``,
-            ``schedule``, ``ema``, ``clip``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is
-            left out comes from data and recipe.
+            ``schedule``, ``ema``, ``clip``, ``awp``, ``smoothing``, ``cutmix``, ``seed``, ``validation``,
+            ``select_on``, ``precision``, ``fast``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data

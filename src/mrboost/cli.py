@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -98,8 +99,14 @@ def _train(options: argparse.Namespace) -> None:
 def _as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
-    parts = {key: config["recipe"].get(key) for key in ("ema", "clip")}
-    parts["schedule"] = schedules.get(json.dumps(config["recipe"].get("schedule")))
+    recipe = config["recipe"]
+    parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
+    for key, field in (("awp", "gamma"), ("cutmix", "probability")):
+        parts[key] = (recipe.get(key) or {}).get(field, 0)
+    loss = (recipe.get("objective") or {}).get("loss")
+    if loss is not None:
+        parts["smoothing"] = loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0
     return {
         key: value for key, value in (config | parts).items() if key in Options.__annotations__ and value is not None
     }
@@ -215,11 +222,15 @@ def _recipes(options: argparse.Namespace) -> None:
 
 def _composition(chosen: Sequence[recipes.Recipe]) -> str:
     parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
-    lines = [f"| recipe | {' | '.join(parts)} | reference |", "|---" * (len(parts) + 2) + "|"]
+    lines = [f"| recipe | {' | '.join(parts)} | besides | reference |", "|---" * (len(parts) + 3) + "|"]
+    usual = describe_parts(recipes.AT)
     for recipe in chosen:
         described = describe_parts(recipe)
         cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
-        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {recipe.reference.split(',')[0]} |")
+        besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
+        cells.append(", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p]))
+        author, year = recipe.reference.split(",")[0], re.search(r"\d{4}$", recipe.reference)
+        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |")
     return "\n".join(lines)
 
 

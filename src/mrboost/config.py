@@ -6,14 +6,18 @@ Where the data lie and which device computes are not part of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 from . import models
 from .attacks import PGD
-from .data import Augment, Dataset
+from .awp import AWP
+from .data import Augment, CutMix, Dataset
 from .errors import InputError, unknown_name
+from .losses import Smoothed
+from .objectives import Objective, OnPairs
 from .recipes import Recipe
 from .schedules import SCHEDULES
 from .threat import ball
@@ -101,6 +105,9 @@ class Options(TypedDict, total=False):
     schedule: str | None
     ema: float | None
     clip: float | None
+    awp: float | None
+    smoothing: float | None
+    cutmix: float | None
 
 
 def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
@@ -109,6 +116,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     unknown = said.keys() - Options.__annotations__.keys()
     if unknown:
         raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
+    asked_ema = said.get("ema")
     recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
@@ -132,6 +140,10 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     # The data's own step belongs to its own radius; another radius scales it.
     filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
     config = Config(recipe=recipe, data=dataset.name, **filled)
+    if recipe.ema is not None and asked_ema is None:
+        # A recipe's own average is made for long trainings: in a short one it would still hold the first weights.
+        steps = config.epochs * math.ceil(len(dataset.train) / config.batch_size)
+        config = replace(config, recipe=replace(recipe, ema=min(recipe.ema, max(0.9, 1 - 5 / steps))))
     most = len(dataset.train) - 2
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
@@ -139,18 +151,18 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
 
 
 def _model(recipe: Recipe, said: str | None, usual: str) -> str:
-    """``5x{}`` makes five of the network that was asked for, or of the data's usual one."""
-    prefix, slot, _ = recipe.model.partition("{}")
+    """``5x{}`` makes five of the network that was asked for, or of the data's usual one; ``{}-silu`` its variant."""
+    prefix, slot, suffix = recipe.model.partition("{}")
     if not slot:
         return recipe.model if said is None else said
-    if prefix and said is not None and said.startswith(prefix):
+    if prefix + suffix and said is not None and said.startswith(prefix) and said.endswith(suffix):
         return said
     return recipe.model.format(usual if said is None else said)
 
 
 def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
     """The recipe with the parts that the caller asked for, which are taken out of what was said."""
-    parts = {name: said.pop(name) for name in ("schedule", "ema", "clip") if name in said}
+    parts: dict[str, Any] = {name: said.pop(name) for name in ("schedule", "ema", "clip") if name in said}
     if isinstance(name := parts.get("schedule"), str):
         if name not in SCHEDULES:
             raise unknown_name("schedule", name, SCHEDULES)
@@ -159,7 +171,28 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual")
     if not parts.get("clip", 1.0) > 0:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
-    return replace(recipe, **parts)
+    if (gamma := said.pop("awp", None)) is not None:
+        parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
+    if (share := said.pop("smoothing", None)) is not None:
+        parts["objective"] = _smoothed(recipe, share)
+    if (probability := said.pop("cutmix", None)) is not None:
+        parts["cutmix"] = CutMix(probability) if probability != 0 else None
+    recipe = replace(recipe, **parts)
+    if recipe.cutmix is not None and isinstance(recipe.objective, OnPairs):
+        raise InputError(
+            f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false label for each: "
+            "leave it out, or take a recipe without pairs such as mrboost"
+        )
+    return recipe
+
+
+def _smoothed(recipe: Recipe, share: float) -> Objective:
+    objective: Any = recipe.objective
+    if not hasattr(objective, "loss"):
+        raise InputError(f"smoothing needs a loss of labels, and recipe {recipe.name!r} trains on pairs: leave it out")
+    hard = objective.loss.loss if isinstance(objective.loss, Smoothed) else objective.loss
+    smoothed: Objective = replace(objective, loss=Smoothed(hard, share) if share != 0 else hard)
+    return smoothed
 
 
 def describe_parts(value: object) -> Any:

@@ -10,21 +10,28 @@ margin_cross_entropy   MCE(g, y, y') = CE(g, y) + CE(−g, y');  MCE-A(g, y) = �
 margin                 max_{j≠y} g_j − g_y
 dlr                    (max_{j≠y} g_j − g_y) / (g_(1) − g_(3)),  g_(i) the i-th largest logit
 targeted_dlr           (g_y' − g_y) / (g_(1) − (g_(3) + g_(4)) / 2),  y' the label aimed at
+boosted_cross_entropy  CE(g, y) − log(1 − max_{j≠y} softmax(g)_j)
 kl_divergence          KL(softmax p ‖ softmax q), of two batches of logits
+margin_kl_divergence   KL(softmax p ‖ softmax q) + KL(softmax −p ‖ softmax −q)
 =====================  ============================================================================
+
+``Smoothed(loss, share)`` is the loss of smoothed labels, for any loss of this table.
 
 References: Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022 (MCE; the definition is the one
 of its appendix, which averages over the K − 1 false labels; its listing divides by K once more); Carlini & Wagner
-2017 (margin); Croce & Hein 2020 (DLR, targeted DLR).
+2017 (margin); Croce & Hein 2020 (DLR, targeted DLR); Wang et al. 2020 (boosted CE); Szegedy et al. 2016 (smoothing).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .errors import InputError
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -33,6 +40,12 @@ class Loss(Protocol):
     """A loss of logits and labels; ``reduction="none"`` gives one value per example."""
 
     def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor: ...
+
+
+class Divergence(Protocol):
+    """How far the second batch of logits is from the first."""
+
+    def __call__(self, p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor: ...
 
 
 def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -107,12 +120,52 @@ def targeted_dlr(logits: Tensor, target: Tensor, other: Tensor, reduction: Reduc
     return _reduce(gap / (top[:, 0] - top[:, 2:].mean(dim=1) + 1e-12), reduction)
 
 
+def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """MART's BCE ``CE(g, y) − log(1 − p_k)``, p the probabilities and k the likeliest false label."""
+    _check(logits, target)
+    raise_true = _pick(-F.log_softmax(logits, dim=1), target)
+    rival = is_label(logits, most_likely_other(logits.detach(), target))
+    # log(1 − p_k) as the log of the others' probabilities: exact where p_k is almost one.
+    others = F.log_softmax(logits, dim=1).masked_fill(rival, -torch.inf).logsumexp(dim=1)
+    return _reduce(raise_true - others, reduction)
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """``(1 − share) loss(g, y) + share · mean_j loss(g, j)``, j over all labels."""
+
+    loss: Loss = cross_entropy
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise InputError(f"label smoothing moves a share between 0 and 1, got {self.share}: 0.1 is usual")
+
+    def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+        count, classes = logits.shape
+        every = torch.arange(classes, device=logits.device).repeat(count)
+        spread = self.loss(logits.repeat_interleave(classes, dim=0), every, reduction="none").view(count, classes)
+        hard = self.loss(logits, target, reduction="none")
+        return _reduce((1 - self.share) * hard + self.share * spread.mean(dim=1), reduction)
+
+
 def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
     """``KL(softmax(p_logits) ‖ softmax(q_logits))`` of two batches of logits ``(N, K)``."""
     if p_logits.shape != q_logits.shape:
         raise ValueError(f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and {tuple(q_logits.shape)}")
     p, q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
     return _reduce((p.exp() * (p - q)).sum(dim=1), reduction)
+
+
+def margin_kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """``KL(softmax(p) ‖ softmax(q)) + KL(softmax(−p) ‖ softmax(−q))``: to the KL what MCE is to the cross-entropy."""
+    return kl_divergence(p_logits, q_logits, reduction) + kl_divergence(-p_logits, -q_logits, reduction)
+
+
+def probability(logits: Tensor, label: Tensor) -> Tensor:
+    """``softmax(g)_y`` of each example."""
+    _check(logits, label)
+    return _pick(logits.softmax(dim=1), label)
 
 
 def _pick(values: Tensor, label: Tensor) -> Tensor:

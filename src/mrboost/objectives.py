@@ -16,7 +16,15 @@ from torch import Tensor
 
 from .attacks import Classifier
 from .ensemble import mean_logits
-from .losses import Loss, cross_entropy, margin_cross_entropy
+from .losses import (
+    Divergence,
+    Loss,
+    boosted_cross_entropy,
+    cross_entropy,
+    kl_divergence,
+    margin_cross_entropy,
+    probability,
+)
 from .samplers import Sample
 
 
@@ -60,7 +68,48 @@ class OnPerturbed:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         logits = model(sample.x)
-        return self.scale * self.loss(logits, sample.y, reduction="none"), logits
+        return self.scale * sample.over_labels(lambda y: self.loss(logits, y, reduction="none")), logits
+
+
+@dataclass(frozen=True)
+class Trades:
+    """``loss(model(x), y) + weight · divergence(model(x), model(x + δ))`` (Zhang et al. 2019)."""
+
+    loss: Loss = cross_entropy
+    divergence: Divergence = kl_divergence
+    weight: float = 6.0
+
+    def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
+        clean, logits = model(sample.clean), model(sample.x)
+        fit = sample.over_labels(lambda y: self.loss(clean, y, reduction="none"))
+        return fit + self.weight * self.divergence(clean, logits, reduction="none"), logits
+
+
+@dataclass(frozen=True)
+class Mart:
+    """``loss + weight · KL(p(x) ‖ p(x + δ)) · (1 − p(x)_y)``, the loss of ``model(x + δ)`` (Wang et al. 2020).
+
+    ``mirrored`` adds the second term once more with the probabilities softmax(−g), and ``on_clean`` takes the loss of
+    ``model(x)``: so the paper's appendix writes MART with MCE.
+    """
+
+    loss: Loss = boosted_cross_entropy
+    weight: float = 5.0
+    mirrored: bool = False
+    on_clean: bool = False
+
+    def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
+        clean, logits = model(sample.clean), model(sample.x)
+        fitted = clean if self.on_clean else logits
+
+        def of(y: Tensor) -> Tensor:
+            total = self.loss(fitted, y, reduction="none")
+            for sign in (1, -1) if self.mirrored else (1,):
+                doubt = 1 - probability(sign * clean, y)
+                total = total + self.weight * doubt * kl_divergence(sign * clean, sign * logits, reduction="none")
+            return total
+
+        return sample.over_labels(of), logits
 
 
 @dataclass(frozen=True)
@@ -69,5 +118,6 @@ class OnPairs:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         assert sample.other is not None, "this objective needs a sampler that chooses a false label"
+        assert sample.mixed is None, "a false label of an image with two true ones is not defined"
         logits = model(sample.x)
         return margin_cross_entropy(logits, sample.y, sample.other, reduction="none"), logits

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from .attacks import Start, Uniform
+from .attacks import Gaussian, Start, Uniform
+from .awp import AWP
+from .data import CutMix
 from .ensemble import Ensemble, Mixture
 from .errors import unknown_name
 from .exponential import Exp
 from .initial import Init, PerInit, RndInit
-from .losses import cross_entropy, margin_cross_entropy
-from .objectives import Ind, Objective, OnPairs, OnPerturbed, Scope, Whole
-from .samplers import All, Learner, Max, Past, Rnd, Sampler
-from .schedules import Piecewise, Schedule
+from .losses import Smoothed, cross_entropy, margin_cross_entropy, margin_kl_divergence
+from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
+from .samplers import All, Diverge, Geometry, Learner, Max, Past, Rnd, Sampler
+from .schedules import OneCycle, Piecewise, Schedule
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Recipe:
     """How a classifier is trained, round by round.
 
     ``steps`` and ``start`` are those of the inner ascent; its radius, norm and step length are the run's.
-    ``ema`` is the decay of an average of the weights that is kept in their place; ``clip`` bounds the gradient's norm.
+    ``ema`` is the decay of an average of the weights that is kept in their place; ``clip`` bounds the gradient's norm;
+    ``awp`` moves the weights adversarially around each step; ``cutmix`` mixes the images of a batch.
     ``rounds`` and ``model`` are what a user who says nothing gets; ``{}`` in ``model`` stands for the data's usual one.
     """
 
@@ -50,6 +53,8 @@ class Recipe:
     batch_size: int = 128
     ema: float | None = None
     clip: float | None = None
+    awp: AWP | None = None
+    cutmix: CutMix | None = None
 
 
 _PAPER = "Zhang et al., Building Robust Ensembles via Margin Boosting, ICML 2022"
@@ -97,6 +102,103 @@ DEEPER = replace(
     model="resnet152",
 )
 
+_TRADES = "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019"
+_MART = "Wang et al., Improving Adversarial Robustness Requires Revisiting Misclassified Examples, ICLR 2020"
+_AWP = "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020"
+_GAIR = "Zhang et al., Geometry-aware Instance-reweighted Adversarial Training, ICLR 2021"
+_MARGIN_KL = "KL(p(x_i) ‖ p(x_i + δ)) + KL(p̃(x_i) ‖ p̃(x_i + δ))"
+_PROBABILITIES = "p = softmax(g), p̃ = softmax(−g)"
+
+TRADES = Recipe(
+    name="trades",
+    summary="TRADES: the clean cross-entropy, and that perturbations do not change the answer",
+    formula="min_θ Σ_i CE(g(x_i), y_i) + 6 max_δ KL(p(x_i) ‖ p(x_i + δ)),  p = softmax(g)",
+    reference=_TRADES,
+    sampler=Diverge(),
+    objective=Trades(),
+    start=Gaussian(),
+)
+TRADES_MCE = replace(
+    TRADES,
+    name="trades-mce",
+    summary="TRADES with the margin cross-entropy, and the divergence of softmax(−g) too",
+    formula=f"min_θ Σ_i MCE-A(g(x_i), y_i) + 6 max_δ ({_MARGIN_KL}),  {_PROBABILITIES}",
+    reference=_PAPER,
+    sampler=Diverge(margin_kl_divergence),
+    objective=Trades(margin_cross_entropy, margin_kl_divergence),
+)
+MART = Recipe(
+    name="mart",
+    summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is doubtful",
+    formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  p = softmax(g),  "
+    "δ_i = argmax_δ CE(g(x_i + δ), y_i),  BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} p_j)",
+    reference=_MART,
+    objective=Mart(),
+    start=Gaussian(),
+)
+MART_MCE = replace(
+    MART,
+    name="mart-mce",
+    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak (docs/results)",
+    formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
+    f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  δ_i = argmax_δ CE(g(x_i + δ), y_i)",
+    reference=_PAPER,
+    objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True, on_clean=True),
+)
+MART_MCE_PERTURBED = replace(
+    MART_MCE,
+    name="mart-mce-perturbed",
+    summary="MART with the margin cross-entropy where MART has its own, on the perturbed image",
+    formula=MART_MCE.formula.replace("MCE-A(g(x_i)", "MCE-A(g(x_i + δ_i)"),
+    objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True),
+)
+AT_AWP = replace(
+    AT,
+    name="awp",
+    summary="adversarial training with the weights, too, moved to where they do worst",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ CE(g_{θ + v}(x_i + δ), y_i),  l over the layers",
+    reference=_AWP,
+    awp=AWP(),
+)
+AWP_MCE = replace(
+    AT_MCE,
+    name="awp-mce",
+    summary="adversarial weight perturbation with the margin cross-entropy in attack and loss",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ MCE-A(g_{θ + v}(x_i + δ), y_i),  l over the layers",
+    awp=AWP(),
+)
+GAIR = replace(
+    AT,
+    name="gair",
+    summary="adversarial training that weighs examples by how soon the attack succeeds, from the first decay on",
+    formula="min_θ Σ_i ω_i CE(g(x_i + δ_i), y_i),  ω_i ∝ sigmoid(5 (1 − 2 κ_i / K)),  "
+    "κ_i of the K steps of the attack begin at a point that is classified correctly",
+    reference=_GAIR,
+    sampler=Geometry(),
+)
+GAIR_MCE = replace(
+    GAIR,
+    name="gair-mce",
+    summary="GAIR with the margin cross-entropy in attack and loss",
+    formula=GAIR.formula.replace("CE", "MCE-A", 1),
+    reference=_PAPER,
+    sampler=Geometry(margin_cross_entropy),
+    objective=OnPerturbed(margin_cross_entropy),
+)
+STRONG = replace(
+    TRADES_MCE,
+    name="strong",
+    summary="the strongest single model on a budget: trades-mce, AWP, averaged weights, smooth labels and units",
+    formula=f"min_θ max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g(x_i), ȳ_i) + 6 max_δ ({_MARGIN_KL}),  g = g_{{θ + v}},  "
+    f"{_PROBABILITIES},  ȳ the smoothed label",
+    reference="composed here, of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",
+    objective=Trades(Smoothed(margin_cross_entropy), margin_kl_divergence),
+    model="{}-silu",
+    schedule=OneCycle(),
+    awp=AWP(0.005),
+    ema=0.999,
+)
+
 MRBOOST = Recipe(
     name="mrboost",
     summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does worst",
@@ -125,7 +227,16 @@ PINOT = Recipe(
     combine=Mixture,
     rounds=2,
 )
-
+MRBOOST_STRONG = replace(
+    STRONG,
+    name="mrboost-strong",
+    summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, with it",
+    formula=f"{STRONG.formula},  with δ_i = argmax_δ MCE-A(mean_{{j<=t}} g_j(x_i + δ), y_i) in place of the second max",
+    sampler=All(),
+    start=Uniform(),
+    init=PerInit(),
+    rounds=5,
+)
 
 _DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
 _DELTA_CE = "δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)"
@@ -203,7 +314,14 @@ _VARIANTS = (
 )
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {r.name: r for r in (AT, AT2, AT_MCE, MRBOOST, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS)}
+    {
+        r.name: r
+        for r in (
+            *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, MART_MCE_PERTURBED),
+            *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG),
+            *(MRBOOST, MRBOOST_STRONG, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
+        )
+    }
 )
 
 

@@ -6,6 +6,8 @@ frozen past members. With g the mean logits of the past members and the learner,
 
 ========  =================================================================================================
 Learner   plain adversarial training: the learner alone is attacked
+Diverge   TRADES: the perturbed logits are driven away from the clean ones, whatever the label
+Geometry  GAIR: plain adversarial training, examples weighted by how long they withstand the attack
 Past      the past members alone are attacked (Pinot et al. 2020); the first learner attacks itself
 All       one δ that maximises Σ_{y'} MCE(g(x + δ), y, y')
 Rnd       a random y', then its δ
@@ -13,13 +15,14 @@ Max       the worst pair (y', δ)
 Exp       a draw from P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), see ``exponential.py``
 ========  =================================================================================================
 
+``Diverge`` and ``Geometry`` attack the learner alone, or with ``joint`` the ensemble that it completes.
 "Aggressive defense" (the default) attacks past members and learner together; without it the learner is left out,
 as in the paper's Algorithm 2, and the first learner trains on random draws from the ball, clipped to valid images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Protocol
@@ -28,9 +31,17 @@ import torch
 from torch import Tensor, nn
 
 from .attacks import PGD, attacked
+from .data import Mixed
 from .ensemble import mean_logits
-from .losses import Loss, cross_entropy, margin_cross_entropy, most_likely_other
+from .losses import Divergence, Loss, cross_entropy, kl_divergence, margin_cross_entropy, most_likely_other
 from .seeds import Randomness
+
+
+def over_labels(of: Callable[[Tensor], Tensor], y: Tensor, mixed: Mixed | None) -> Tensor:
+    """What ``of`` says of the labels, per example; of images that are made of two, its mean over both labels."""
+    if mixed is None:
+        return of(y)
+    return mixed.share * of(y) + (1 - mixed.share) * of(mixed.second)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,14 @@ class Sample:
     """Importance of each example, of mean one; None means that all count alike."""
     facts: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """Figures about the draw for the metrics, scalars on the device."""
+    mixed: Mixed | None = None
+
+    def over_labels(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        return over_labels(of, self.y, self.mixed)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean of one loss per example, each with its weight."""
+        return (losses if self.weight is None else losses * self.weight).mean()
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,7 @@ class Turn:
     generator: torch.Generator
     progress: Tensor = field(default_factory=lambda: torch.zeros(()))
     """The share of the training that lies behind, in [0, 1), on the device."""
+    mixed: Mixed | None = None
     starts: Randomness = None
     """Where ascents draw their starts from, if not from the generator."""
 
@@ -76,18 +96,20 @@ class Turn:
             return threat.project(self.x + threat.uniform(self.x, self.starts or self.generator), self.x)
         with attacked(*who):
             return self.attack.ascend(
-                lambda images: loss(mean_logits(who, images), self.y, reduction="none"),
-                self.x,
-                self.starts or self.generator,
+                lambda images: self._raised(loss, mean_logits(who, images)), self.x, self.starts or self.generator
             )
 
-    def sample(self, x_adv: Tensor, other: Tensor | None = None) -> Sample:
-        return Sample(clean=self.x, x=x_adv, y=self.y, other=other)
+    def _raised(self, loss: Loss, logits: Tensor) -> Tensor:
+        return over_labels(lambda label: loss(logits, label, reduction="none"), self.y, self.mixed)
+
+    def sample(self, x_adv: Tensor, other: Tensor | None = None, weight: Tensor | None = None) -> Sample:
+        return Sample(clean=self.x, x=x_adv, y=self.y, other=other, weight=weight, mixed=self.mixed)
 
 
 class Sampler(Protocol):
-    joint: ClassVar[bool]
-    """Whether learners train as parts of an ensemble, and so are judged by it, or each for itself."""
+    @property
+    def joint(self) -> bool:
+        """Whether learners train as parts of an ensemble, and so are judged by it, or each for itself."""
 
     def __call__(self, turn: Turn) -> Sample: ...
 
@@ -118,6 +140,52 @@ class Past:
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.past or [turn.learner], self.loss))
+
+
+@dataclass(frozen=True)
+class Diverge:
+    """TRADES: raise the divergence of the perturbed images' logits from the clean ones' (start beside x, not at it)."""
+
+    divergence: Divergence = kl_divergence
+    joint: bool = False
+
+    def __call__(self, turn: Turn) -> Sample:
+        who = turn.victims(True) if self.joint else [turn.learner]
+        with attacked(*who), torch.no_grad():
+            clean = mean_logits(who, turn.x)
+
+        def drift(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:  # noqa: ARG001
+            return self.divergence(clean, logits, reduction=reduction)  # type: ignore[arg-type]
+
+        return turn.sample(turn.ascend(who, drift))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """GAIR (Zhang et al. 2021): weights that fall with the geometry value κ of an example.
+
+    κ is the number of the attack's K steps before which the example was still classified correctly, the weight
+    ``sigmoid(bias + 5 (1 − 2 κ / K))``, scaled to mean one over the batch. Until the share ``begin`` of the training is
+    done all examples count alike. ``bias`` is the method's λ.
+    """
+
+    loss: Loss = cross_entropy
+    bias: float = 0.0
+    begin: float = 0.5
+    joint: bool = False
+
+    def __call__(self, turn: Turn) -> Sample:
+        kappa = torch.zeros_like(turn.y, dtype=torch.float32)
+
+        def counting(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+            if target is turn.y:  # of two labels the first is the image's own
+                kappa.add_(logits.detach().argmax(dim=1) == target)
+            return self.loss(logits, target, reduction=reduction)  # type: ignore[arg-type]
+
+        x_adv = turn.ascend(turn.victims(True) if self.joint else [turn.learner], counting)
+        weight = torch.sigmoid(self.bias + 5 * (1 - 2 * kappa / turn.attack.steps))
+        weight = torch.where(turn.progress >= self.begin, weight / weight.mean(), 1.0)
+        return turn.sample(x_adv, weight=weight)
 
 
 @dataclass(frozen=True)

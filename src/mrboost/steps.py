@@ -15,10 +15,11 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
-from .attacks import attacked
+from .attacks import Classifier, attacked
 from .checkpoint import Progress
 from .config import Config
 from .copies import quick, refresh
+from .data import Mixed
 from .devices import over_processes
 from .errors import InputError
 from .fast import Replay
@@ -82,9 +83,11 @@ class Step:
         self._progress.fill_(progress)
         self._starts.count = len(y)
         self._steps, self._images = self._steps + 1, self._images + len(y)
-        if self._world > 1:
-            x, y = x[self._rank :: self._world], y[self._rank :: self._world]
-        self._train(x, y)
+        batch: tuple[Tensor, ...] = (x, y)
+        if (cutmix := self._config.recipe.cutmix) is not None:
+            x, mixed = cutmix(x, y, self._generator)
+            batch = (x, y, *mixed)
+        self._train(*(part[self._rank :: self._world] if self._world > 1 else part for part in batch))
 
     def figures(self) -> dict[str, float]:
         """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
@@ -95,15 +98,21 @@ class Step:
     def is_finite(self) -> bool:
         return bool(self._sums.isfinite().all())
 
-    def _step(self, x: Tensor, y: Tensor) -> None:
-        sample = self._move(x, y, case=self._starts.count)
-        recipe = self._config.recipe
-        with self._fabric.autocast():
-            losses, logits = recipe.objective(recipe.scope(self._model, self._past), sample)
+    def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> None:
+        sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
+
+        def losses_of(classifier: Classifier) -> tuple[Tensor, Tensor]:
+            with self._fabric.autocast():
+                return recipe.objective(recipe.scope(classifier, self._past), sample)
+
+        def loss_of(classifier: Classifier) -> Tensor:
+            return sample.mean(losses_of(classifier)[0])
+
         self._optimizer.zero_grad()
-        weighted = losses if sample.weight is None else losses * sample.weight
-        # Processes average their gradients: this makes it the mean over the whole batch.
-        self._fabric.backward(weighted.mean() * (len(y) * self._world / self._starts.count))
+        with recipe.awp.shifted(self._state.learner, loss_of, self._progress) if recipe.awp else nullcontext():
+            losses, logits = losses_of(self._model)
+            # Processes average their gradients: this makes it the mean over the whole batch.
+            self._fabric.backward(sample.mean(losses) * (len(y) * self._world / self._starts.count))
         if recipe.clip is not None:
             self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
         self._optimizer.step()
@@ -114,12 +123,13 @@ class Step:
             for name, value in sample.facts.items():
                 self._facts.setdefault(name, torch.zeros_like(value)).add_(value)
 
-    def _sample(self, x: Tensor, y: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002 — for Replay
+    def _sample(self, x: Tensor, y: Tensor, *mixed: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002
         *past, learner = self._copies or (*self._past, self._state.learner)
         if self._copies is not None:
             refresh(learner)
         generator, starts = (self._generator, None) if self._world == 1 else (self._own, self._starts)
-        turn = Turn(self._attack, learner, past, x, y, generator, self._progress, starts)
+        two = Mixed(*mixed) if mixed else None
+        turn = Turn(self._attack, learner, past, x, y, generator, self._progress, two, starts)
         with self._fabric.autocast() if self._copies is None else nullcontext():
             return self._config.recipe.sampler(turn)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mrboost.data import Augment, Batches, Split
+from mrboost.data import Augment, Batches, CutMix, Split
 from mrboost.errors import InputError
 
 
@@ -68,6 +68,37 @@ def test_augment_leaves_its_input_and_the_global_state_alone():
 def test_augment_refuses_negative_padding():
     with pytest.raises(InputError, match="padding -1"):
         Augment(-1, False)
+
+
+# --- CutMix
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.4])
+def test_cutmix_pastes_a_rectangle_of_the_next_image(probability):
+    """Literally, one image and one pixel after the other, from the same draws."""
+    x, y = images(height=8, width=6, dtype=torch.float32), torch.arange(64)
+    out, mixed = CutMix(probability)(x, y, generator(3))
+    area, row, column, lot = torch.rand(4, 64, 1, generator=generator(3)).squeeze(2).tolist()
+    changed = 0
+    for i in range(64):
+        expected, pasted = x[i].clone(), 0
+        cut_height, cut_width = int(8 * area[i] ** 0.5), int(6 * area[i] ** 0.5)
+        middle, centre = int(row[i] * 8), int(column[i] * 6)
+        for r in range(max(0, middle - cut_height // 2), min(8, middle + cut_height // 2)):
+            for c in range(max(0, centre - cut_width // 2), min(6, centre + cut_width // 2)):
+                if lot[i] < probability:
+                    expected[:, r, c] = x[(i - 1) % 64, :, r, c]
+                    pasted += 1
+        assert torch.equal(out[i], expected)
+        assert mixed.share[i].item() == pytest.approx(1 - pasted / 48, abs=1e-6)
+        assert mixed.second[i] == (i - 1) % 64
+        changed += pasted > 0
+    assert (40 if probability == 1 else 12) < changed < 64
+
+
+def test_cutmix_refuses_what_is_no_share():
+    with pytest.raises(InputError, match=r"in \(0, 1\], got 0"):
+        CutMix(0)
 
 
 # --- Batches

@@ -10,14 +10,16 @@ attack's eps always means the same thing.
 """
 
 from mrboost.data.dataset import Dataset, Defaults, Split, from_tensors, hold_out
-from mrboost.data.loader import Augment, Batches
+from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import describe, load, names
 
 __all__ = [
     "Augment",
     "Batches",
+    "CutMix",
     "Dataset",
     "Defaults",
+    "Mixed",
     "Split",
     "describe",
     "from_tensors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,43 @@ class Augment:
         channel = torch.arange(channels, device=x.device)[:, None, None]
         padded = F.pad(x, (self.padding,) * 4)
         return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+class Mixed(NamedTuple):
+    """The second label of images that are made of two, and how much of each image belongs to its first."""
+
+    second: Tensor
+    share: Tensor
+
+
+@dataclass(frozen=True)
+class CutMix:
+    """Paste a rectangle of the next image of the batch into an image; its label mixes as the areas do.
+
+    The rectangle would cover a uniform share of the image, has its proportions and a uniform centre, and is cut off at
+    the border (Yun et al. 2019, with alpha 1); ``probability`` is that of an image to be changed at all. For use on a
+    shuffled batch that is on the device already.
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise InputError(f"cutmix is the share of images to mix, in (0, 1], got {self.probability}")
+
+    def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Mixed]:
+        count, _, height, width = x.shape
+        area, row, column, lot = torch.rand(4, count, 1, generator=generator, device=x.device)
+        side = area.sqrt() * (lot < self.probability)
+
+        def within(centre: Tensor, size: int) -> Tensor:
+            place, half = torch.arange(size, device=x.device), (side * size).floor().div(2, rounding_mode="floor")
+            middle = (centre * size).floor()
+            return torch.logical_and(place >= middle - half, place < middle + half)
+
+        pasted = within(row, height)[:, :, None] & within(column, width)[:, None, :]
+        share = 1 - pasted.to(x.dtype).mean(dim=(1, 2))
+        return torch.where(pasted[:, None], x.roll(1, 0), x), Mixed(y.roll(1, 0), share)
 
 
 class Batches:

@@ -64,15 +64,15 @@ def names() -> tuple[str, ...]:
 
 def check(name: str) -> None:
     """Refuse a name that is not registered."""
-    _, base = _copies(name)
+    _, base, _ = _parts(name)
     if base not in _REGISTRY:
         raise unknown_name("model", base, _REGISTRY, hint="your own: mrboost.models.register, and --import its module")
 
 
-def _copies(name: str) -> tuple[int, str]:
-    """``5xresnet18`` is five ``resnet18`` whose mean logits answer."""
-    match = re.fullmatch(r"([1-9]\d?)x(.+)", name)
-    return (int(match[1]), match[2]) if match and name not in _REGISTRY else (1, name)
+def _parts(name: str) -> tuple[int, str, bool]:
+    """``5xresnet18-silu``: five copies, of ``resnet18``, with SiLU."""
+    match = re.fullmatch(r"(?:([1-9]\d?)x)?(.+?)(-silu)?", name)
+    return (int(match[1] or 1), match[2], bool(match[3])) if match and name not in _REGISTRY else (1, name, False)
 
 
 def build(
@@ -85,14 +85,26 @@ def build(
 ) -> nn.Module:
     """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the data's, per channel.
 
-    ``5xNAME`` builds five of them as one model, the mean of whose logits answers.
+    ``5xNAME`` builds five of them as one model, the mean of whose logits answers; ``NAME-silu`` has SiLU, which is
+    smooth, in place of ReLU.
     """
     check(name)
-    copies, base = _copies(name)
+    copies, base, smooth = _parts(name)
     if copies > 1:
-        return Ensemble(build(base, shape, classes, mean=mean, std=std) for _ in range(copies))
+        one = name.partition("x")[2]
+        return Ensemble(build(one, shape, classes, mean=mean, std=std) for _ in range(copies))
     entry = _REGISTRY[base]
     network = entry.factory(shape, classes)
+    if smooth:
+        _exchange_relu(network, name)
     if not entry.normalize:
         return network
     return nn.Sequential(Normalize(mean or [0.0] * shape[0], std or [1.0] * shape[0]), network)
+
+
+def _exchange_relu(network: nn.Module, name: str) -> None:
+    places = [place for place, module in network.named_modules() if isinstance(module, nn.ReLU)]
+    if not places:
+        raise InputError(f"model {name!r} cannot be built: it has no nn.ReLU modules to exchange for SiLU")
+    for place in places:
+        network.set_submodule(place, nn.SiLU())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .registry import Shape, register
@@ -28,9 +27,11 @@ class _Residual(nn.Module):
         self.branch = branch
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else _conv_bn(inputs, outputs, 1, stride)
+        self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x))
+        activated: Tensor = self.activation(self.branch(x) + self.shortcut(x))
+        return activated
 
 
 def _basic(inputs: int, width: int, stride: int) -> _Residual:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .registry import Shape, register
@@ -17,11 +16,12 @@ class _WideBlock(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.activation1, self.activation2 = nn.ReLU(), nn.ReLU()
         self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        activated = F.relu(self.norm1(x))
-        residual: Tensor = self.conv2(F.relu(self.norm2(self.conv1(activated))))
+        activated = self.activation1(self.norm1(x))
+        residual: Tensor = self.conv2(self.activation2(self.norm2(self.conv1(activated))))
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
