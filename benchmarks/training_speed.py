@@ -3,6 +3,7 @@
     python benchmarks/training_speed.py --data digits --device cpu
     python benchmarks/training_speed.py --data cifar10 --model resnet18
     python benchmarks/training_speed.py --data cifar10 --model wrn-34-10 --steps 20
+    python benchmarks/training_speed.py --data cifar10 --model resnet18 --profile
 
 The naive loop keeps everything in float32 (TF32 convolutions where the device has them), runs PGD on the network
 itself with ``loss.backward()``, which fills the gradients of the weights on each attack step, and launches everything
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="also time mrboost's rounds up to this one")
     parser.add_argument("--steps", type=int, default=40, help="steps of each turn")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="only tell which kernels the time of a step goes to")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     dataset = mrboost.data.load(options.data, options.data_dir)
@@ -110,6 +112,9 @@ def main() -> None:
         return [network().eval().requires_grad_(False) for _ in range(count)]
 
     learner = network()
+    if options.profile:
+        profile(ours(config("at", fast="on"), learner, [], options, sample), stream, options.steps)
+        return
     rows: dict[str, Callable[[], Train]] = {
         "naive": lambda: naive(
             config("at"), models.build(config("at").model, dataset.shape, dataset.num_classes).to(device)
@@ -181,6 +186,39 @@ def turn(train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int, devi
         train(x, y)
     synchronize(device)
     return (time.perf_counter() - began) / steps
+
+
+KINDS = {
+    "convolution, forward": ("fprop", "conv"),
+    "convolution, gradient in the images": ("dgrad",),
+    "convolution, gradient in the weights": ("wgrad",),
+    "BatchNorm": ("batch_norm", "bn_"),
+    "element-wise and copies": ("elementwise", "copy", "foreach", "multi_tensor", "memcpy", "triton"),
+}
+"""Kernels by what their names contain; the first kind that fits counts, from the bottom up."""
+
+
+def profile(train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int) -> None:
+    """The share of the device's time that each kind of kernel takes in steps of ``at``."""
+    for x, y in islice(stream, 4):
+        train(x, y)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        for x, y in islice(stream, steps):
+            train(x, y)
+        torch.cuda.synchronize()
+    times: dict[str, float] = {}
+    kernels = 0
+    for event in recorded.key_averages():
+        name = event.key.lower()
+        fits = [kind for kind, parts in KINDS.items() if any(part in name for part in parts)]
+        kind = fits[-1] if fits else "other"
+        times[kind] = times.get(kind, 0.0) + event.self_device_time_total / steps / 1e3
+        kernels += event.count
+    total = sum(times.values())
+    print(f"{total:.2f} ms of kernels, {kernels / steps:.0f} of them, in a step")
+    for kind, milliseconds in sorted(times.items(), key=lambda item: -item[1]):
+        print(f"{kind:40} {milliseconds / total:>6.1%}")
 
 
 def reset_memory(device: torch.device) -> int:

@@ -225,7 +225,7 @@ def test_the_attack_sees_both_labels_of_mixed_images(network, images) -> None:
     assert counted.weight.min() > plain.weight.min() / 5, "kappa never exceeds the number of steps"
 
 
-# Fake tensors know no exponential_ with a generator, which mrboost-exp needs; test_steps.py captures it on CUDA devices.
+# Fake tensors know no exponential_ with a generator, which mrboost-exp needs; test_steps.py captures it where it can.
 @pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name not in ("deeper", "wider", "mrboost-exp")])
 def test_no_part_of_a_step_looks_at_values_on_the_host(name: str) -> None:
     """Fake tensors have shapes but no values: .item(), branches on tensors and masks as indices fail on them."""

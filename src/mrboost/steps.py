@@ -7,6 +7,7 @@ several processes, only the gradients' average waits for the others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -136,6 +137,7 @@ class Step:
     def _make_copies(self, sample: Tensor, say: Callable[[str], None]) -> list[nn.Module] | None:
         """Quick copies of the past members and the learner; all of them or none."""
         copies: list[nn.Module] = []
+        began = time.perf_counter()
         for network in (*self._past, self._state.learner):
             with attacked(network):
                 copy = quick(network, sample)
@@ -148,4 +150,6 @@ class Step:
                 say(problem)
                 return None
             copies.append(copy)
+        if (seconds := time.perf_counter() - began) > 1:
+            say(f"made quick copies for the attack in {seconds:.1f} s")
         return copies
