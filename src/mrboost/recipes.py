@@ -188,7 +188,7 @@ GAIR_MCE = replace(
 STRONG = replace(
     TRADES_MCE,
     name="strong",
-    summary="the strongest single model on a budget: trades-mce, AWP, averaged weights, smooth labels and units",
+    summary="what strengthens single models on photographs, at once: trades-mce, AWP, averages, smooth labels, SiLU",
     formula=f"min_θ max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g(x_i), ȳ_i) + 6 max_δ ({_MARGIN_KL}),  g = g_{{θ + v}},  "
     f"{_PROBABILITIES},  ȳ the smoothed label",
     reference="composed here, of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",
