@@ -114,7 +114,9 @@ def test_each_fault_raises_the_doubt_meant(make, check: str, message: str, undef
 @pytest.mark.parametrize(("make", "check"), [(quantised, "zero-gradient"), (steep, "large-eps")])
 def test_masked_gradients_are_seen_in_either_norm(make, check: str, model, images) -> None:
     for norm, eps in (("Linf", 8 / 255), ("L2", 0.5)):
-        assert checks(probe(make(model), *images, eps=eps, norm=norm)) == [check]
+        found = checks(probe(make(model), *images, eps=eps, norm=norm))
+        assert check in found
+        assert set(found) <= {check, "more-steps"}  # a steep loss may mislead longer attacks too
 
 
 def test_several_faults_are_all_told(undefended, images) -> None:

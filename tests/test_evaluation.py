@@ -370,7 +370,7 @@ def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_pa
 def test_square_is_held_against_the_gradients_inside_autoattack(model, digits, small_autoattack) -> None:
     """AutoAttack's own gradient attacks break what square breaks, so there is nothing to doubt."""
     x, y = digits.test.images()[:60], digits.test.y[:60]
-    attacks = {"autoattack": small_autoattack, "fgsm": FGSM(0.01), "square": Square(0.15, steps=100)}
+    attacks = {"autoattack": small_autoattack, "fgsm": FGSM(0.01), "square": Square(0.15, steps=400)}
     result = mrboost.evaluate(model, x, y, attacks, check=False)
     assert sum(result["fgsm"].correct) - sum(result["square"].correct) >= 2
     assert "black-box" not in [doubt.check for doubt in mrboost.evaluate(model, x, y, attacks).doubts]
