@@ -78,11 +78,14 @@ def certify(
     *,
     radius: bool = True,
     witness: bool = True,
-    search: bool = True,
+    limit: int = 2000,
     value: tuple[float, float] | None = None,
     attainable: float | None = None,
 ) -> Certificate:
-    """The certificate of a fitted ensemble; ``y`` counts the classes from 0. ``search=False``: trees by bound alone."""
+    """The certificate of a fitted ensemble; ``y`` counts the classes from 0.
+
+    ``limit``: boxes that the search in trees may open for one pair of classes; 0 leaves them to the bound alone.
+    """
     correct = predicted(model, X) == y
     found = np.full(X.shape, np.nan)
     if isinstance(model, StumpModel):
@@ -92,8 +95,8 @@ def certify(
     else:
         least = model.margins(X, y, eps)
         robust = least.min(axis=1) > model.tolerance
-        if search:
-            _search_trees(model, X, y, eps, robust, least, found)
+        if limit:
+            _search_trees(model, X, y, eps, robust, least, found, limit)
     misled = np.asarray(np.isfinite(found).all(axis=1))
     misled[misled] = predicted(model, found[misled]) != y[misled]  # the witness is put to the model itself
     return Certificate(
@@ -126,7 +129,7 @@ def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, least: Flo
 
 
 def _search_trees(
-    model: TreeModel, X: Floats, y: Ints, eps: Floats, robust: Bools, least: Floats, found: Floats
+    model: TreeModel, X: Floats, y: Ints, eps: Floats, robust: Bools, least: Floats, found: Floats, limit: int
 ) -> None:
     """Decide by search what the treewise bound leaves open."""
     leaves = Leaves.of(model, X.shape[1])
@@ -137,7 +140,7 @@ def _search_trees(
         for other in np.argsort(least[i]):
             if least[i, other] > model.tolerance:
                 break
-            lost, point = find_nonpositive(leaves, seen[y[i]][:, other], bias[other], X[i], eps)
+            lost, point = find_nonpositive(leaves, seen[y[i]][:, other], bias[other], X[i], eps, limit)
             proved &= lost is False
             if point is not None:
                 found[i] = point

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from mrboost.errors import InputError, unknown_name
 
 from .cells import Floats, Ints
-from .certificate import Certificate, certify
+from .certificate import Certificate, certify, predicted
 from .fitting import Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
 from .models import Model
@@ -236,24 +236,22 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _training_certificate(self, X: Floats, codes: Ints, fitted: Fitted) -> Certificate:
         attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MATCHED else None
         found = certify(
-            fitted.model, X, codes, self.eps_, radius=False, witness=False, search=False,
+            fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0,
             value=fitted.value, attainable=attainable,
         )  # fmt: skip
-        if len(np.unique(fitted.model.pairs.wins(fitted.model.scores(X)).argmax(axis=1))) == 1:
-            hint = "" if attainable is None else f"; on this table no classifier can exceed {attainable:.1%} robustly"
-            warnings.warn(
-                f"the fit predicts one class everywhere: eps is too large for this table{hint}. Use a smaller eps",
-                RobustnessWarning,
-                stacklevel=3,
-            )
-        elif fitted.nu == 0 and found.robust_accuracy < 1 and attainable is not None and attainable < 1:
-            warnings.warn(
+        if fitted.nu == 0 and attainable is not None and attainable < 1:
+            _advise(
                 f"points of different classes lie within 2 eps of each other, at most {attainable:.1%} can be robust, "
-                "and the hard game is worth nothing: use nu='auto' or solver='smooth'",
-                RobustnessWarning,
-                stacklevel=3,
+                "and the hard game is worth nothing: use nu='auto' or solver='smooth'"
             )
+        elif len(np.unique(predicted(fitted.model, X))) == 1:
+            hint = "" if attainable is None else f"; on this table no classifier can exceed {attainable:.1%} robustly"
+            _advise(f"the fit predicts one class everywhere: eps is too large for this table{hint}. Use a smaller eps")
         return found
+
+
+def _advise(text: str) -> None:
+    warnings.warn(text, RobustnessWarning, stacklevel=4)
 
 
 def _probabilities(decision: Floats) -> Floats:

@@ -134,7 +134,7 @@ class Tree:
     def routes(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
         """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the box of the last
         one, so the splits can be asked one by one."""
-        rows, leaves = [], []
+        rows, leaves = [np.arange(0)], [np.arange(0)]
         todo = [(0, np.arange(len(X)))]
         low, high = X - eps, X + eps
         while todo:
