@@ -39,6 +39,12 @@ class Cover:
         """(position in ``groups``, cell) of every cell of those groups."""
         raise NotImplementedError
 
+    def share(self, mass: Floats) -> Floats:
+        """What each cell gets if every group shares its mass evenly among its cells."""
+        position, cell = self.members(np.arange(self.groups))
+        size = np.bincount(position, minlength=self.groups)
+        return np.bincount(cell, (mass / size)[position], self.count).astype(np.float64)
+
     def expand(self, parameters: Floats) -> Floats:
         """Values of cells from the parameters that the smooth objective shrinks."""
         raise NotImplementedError

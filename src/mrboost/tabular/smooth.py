@@ -89,13 +89,25 @@ def solve(
         by_bias = labels[second, first] - labels[first, second]
         return loss + alpha * float((parameters**2).sum()), np.concatenate([gradient.ravel(), by_bias])
 
-    result = minimize(
-        objective,
-        np.zeros((cover.count + 1) * pairs.count),
-        jac=True,
-        method="L-BFGS-B",
-        callback=lambda _: tick(),
-        options={"maxiter": iterations, "maxcor": 20, "maxls": 40, "maxfun": 10 * iterations},
-    )
-    parameters, bias = result.x[: -pairs.count].reshape(shape), result.x[-pairs.count :]
+    # At zero every cell ties and one of many subgradients would be taken for the gradient: start a little beside it,
+    # where each ball is shared evenly among its cells.
+    even = np.zeros((cover.count, pairs.classes))
+    for k, rows, incidence in views:
+        even[:, k] = cover.share(incidence.T @ weight[rows])
+    begin = cover.fold(pairs.from_votes(even)) @ mix
+    point = np.concatenate([(0.1 * begin / max(np.abs(begin).max(), 1e-12)).ravel(), np.zeros(pairs.count)])
+    best, left = np.inf, iterations
+    while left > 0:  # a search that stops at a kink often goes on with a fresh memory
+        result = minimize(
+            objective,
+            point,
+            jac=True,
+            method="L-BFGS-B",
+            callback=lambda _: tick(),
+            options={"maxiter": left, "maxcor": 20, "maxls": 40, "maxfun": 10 * left},
+        )
+        if not result.fun < best - 1e-6:
+            break
+        best, point, left = float(result.fun), result.x, left - max(result.nit, 1)
+    parameters, bias = point[: -pairs.count].reshape(shape), point[-pairs.count :]
     return cover.expand(parameters @ mix), bias
