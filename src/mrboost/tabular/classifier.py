@@ -45,7 +45,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     max_depth : int
         Of trees.
     n_rounds : int, optional
-        Trees (40), rounds of "hedge" (1000), or iterations of "smooth" on stumps (300).
+        Trees (100), rounds of "hedge" (1000), or iterations of "smooth" on stumps (300).
     solver : "auto", "smooth", "lp" or "hedge"
         "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
         only). "auto" is "smooth", which generalises best.
@@ -73,7 +73,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         eps: float | npt.ArrayLike = 0.1,
         *,
         base: str = "stump",
-        max_depth: int = 4,
+        max_depth: int = 3,
         n_rounds: int | None = None,
         solver: str = "auto",
         nu: float | str = "auto",
@@ -179,7 +179,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not (isinstance(self.alpha, int | float) and self.alpha > 0):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
-        usual = 40 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
+        usual = 100 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
         return Options(
             base=self.base,
             solver=solver,

@@ -16,7 +16,7 @@ from .growing import grow_forest
 from .hedge import Stump
 from .models import Model, Pairs, StumpModel, TreeModel
 
-NUS = (0.05, 0.1, 0.2, 0.35, 0.5)
+NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 H holds the stumps of all useful thresholds with any two labels (or given trees with any labels at their leaves) and the
 constants. A mixture Q over H is described by its mass: per threshold and class what it votes left and right. The votes
 of a cell are linear in it, and the adversary's best move in a term is a minimum over the cells in reach, one variable
-per group of points. So the exponentially many moves of the adversary become linearly many rows:
+per group of points. So the exponentially many moves of the adversary become nearly linearly many rows:
 
     maximise rho - sum_i w_i xi_i / nu   with   sum_terms min_cells (votes_y - votes_y') >= rho - xi_i,  xi >= 0.
 
@@ -13,6 +13,7 @@ the value is the mean margin of the worst fraction nu of the points.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,20 +82,24 @@ def solve(
     slack = variables(n if nu > 0 else 0)
     signed = width
     rho = variables(1)
-    inside: list[tuple[Ints, Ints, int, int]] = []
+    inside: list[tuple[Ints, int, int]] = []
     for k in np.unique(y):
         points = np.flatnonzero(y == k)
         groups, place = np.unique(cover.group[points], return_inverse=True)
         place = place.reshape(len(points), -1)
-        position, cell = cover.members(groups)
         for other in pairs.others(k):
             least = variables(len(groups))
-            rows = upper.new(len(cell))
-            inside.append((rows, cell, int(k), int(other)))
-            # In every cell of the group: least <= votes_y - votes_y'.
-            upper.add(rows, least[position], 1.0)
-            upper.add(rows, votes[cell, k], -1.0)
-            upper.add(rows, votes[cell, other], 1.0)
+            lead = variables(cover.count)  # votes_y - votes_y' in each cell, or less
+            rows = upper.new(cover.count)
+            upper.add(rows, lead, 1.0)
+            upper.add(rows, votes[:, k], -1.0)
+            upper.add(rows, votes[:, other], 1.0)
+            inside.append((rows, int(k), int(other)))
+            if isinstance(cover, StumpCover):
+                _range_minima(cover.low[groups], cover.high[groups], lead, least, variables, upper)
+            else:
+                position, cell = cover.members(groups)
+                _at_most(upper, least[position], lead[cell])
             rows = upper.new(len(points))  # rho - xi <= sum of least + constants
             upper.add(rows, rho, 1.0)
             upper.add(rows[:, None], least[place], -1.0)
@@ -116,18 +121,44 @@ def solve(
         A_eq=equal.matrix(width),
         b_eq=right,
         bounds=np.stack([low, np.full(width, np.inf)], axis=1),
-        method="highs",
+        method="highs-ipm",
     )
     if result.status != 0:
         raise InputError(f"the linear program was not solved ({result.message}): use solver='smooth' or a larger nu")
     found, constants = np.maximum(result.x[votes], 0.0), np.maximum(result.x[constant], 0.0)
     played = np.zeros((cover.count, k_all, k_all))
-    for rows, cell, k, other in inside:
-        np.add.at(played[:, k, other], cell, np.maximum(-result.ineqlin.marginals[rows], 0.0))
+    for rows, k, other in inside:
+        played[:, k, other] = np.maximum(-result.ineqlin.marginals[rows], 0.0)
     return found, constants, played
 
 
-def _stump_votes(cells: Cells, votes: Ints, variables, equal: Rows, total: Ints) -> None:  # type: ignore[no-untyped-def]
+Variables = Callable[..., Ints]
+
+
+def _at_most(upper: Rows, small: Ints, large: Ints) -> None:
+    rows = upper.new(len(small))
+    upper.add(rows, small, 1.0)
+    upper.add(rows, large, -1.0)
+
+
+def _range_minima(low: Ints, high: Ints, lead: Ints, least: Ints, variables: Variables, upper: Rows) -> None:
+    """``least`` at most every ``lead`` in its range, by a sparse table of variables: two rows per range instead of one
+    per cell."""
+    level = np.frexp((high - low + 1).astype(np.float64))[1] - 1
+    for k in range(int(level.max()) + 1):
+        if k:
+            half = 2 ** (k - 1)
+            longer = variables(len(lead) - half)
+            _at_most(upper, longer, lead[:-half])
+            _at_most(upper, longer, lead[half:])
+            lead = longer
+        here = np.flatnonzero(level == k)
+        _at_most(upper, least[here], lead[low[here]])
+        if k:
+            _at_most(upper, least[here], lead[high[here] - 2**k + 1])
+
+
+def _stump_votes(cells: Cells, votes: Ints, variables: Variables, equal: Rows, total: Ints) -> None:
     """Votes of cells from the votes left and right of thresholds, which are equally many."""
     inner = np.flatnonzero(~cells.first)  # the cell right of each threshold
     left, right = variables(len(inner), votes.shape[1]), variables(len(inner), votes.shape[1])
