@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from mrboost.tabular import MRBoostClassifier, RobustnessWarning, column_eps
+from mrboost.tabular import MRBoostClassifier, RobustnessWarning, classifier, column_eps
 
 QUICK = [
     MRBoostClassifier(n_rounds=50),
@@ -151,7 +151,25 @@ def test_too_large_an_eps_is_said_plainly(iris):
         MRBoostClassifier(50.0).fit(X, y)
 
 
-def test_progress_is_shown_on_request(iris, capsys):
-    MRBoostClassifier(0.2, n_rounds=20, verbose=1).fit(*iris)
-    MRBoostClassifier(0.2, n_rounds=20).fit(*iris)
-    assert capsys.readouterr().out == ""
+def test_progress_is_shown_on_request(iris, monkeypatch):
+    seen = []
+
+    class Bar:
+        def __init__(self, total, desc, disable):
+            seen.append({"total": total, "shown": disable is None, "steps": 0})
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def update(self):
+            seen[-1]["steps"] += 1
+
+    monkeypatch.setattr(classifier, "tqdm", Bar)
+    MRBoostClassifier(0.2, solver="hedge", nu=0.3, n_rounds=20, verbose=1).fit(*iris)
+    MRBoostClassifier(0.2, solver="hedge", n_rounds=2).fit(*iris)
+    assert seen[0] == {"total": 20, "shown": True, "steps": 20}
+    assert not seen[1]["shown"]
+    assert 2 < seen[1]["steps"] <= seen[1]["total"]

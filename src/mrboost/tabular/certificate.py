@@ -89,9 +89,10 @@ def certify(
     correct = predicted(model, X) == y
     found = np.full(X.shape, np.nan)
     if isinstance(model, StumpModel):
-        least, cell = model.worst(X, y, eps)
+        least = model.margins(X, y, eps)
         robust = least.min(axis=1) > model.tolerance
-        _attack_stumps(model, X, y, np.flatnonzero(~robust), least, cell, found)
+        for rows in np.array_split(np.flatnonzero(~robust), len(X) // 1000 + 1):
+            _attack_stumps(model, X, y, rows, eps, found)
     else:
         least = model.margins(X, y, eps)
         robust = least.min(axis=1) > model.tolerance
@@ -113,19 +114,19 @@ def certify(
     )
 
 
-def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, least: Floats, cell: Ints, found: Floats) -> None:
+def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats) -> None:
     """Witnesses where the worst cells are; of several false labels one that misleads the prediction, if any."""
-    order = np.argsort(least[rows], axis=1)
-    open_ = rows
+    least, cell = model.worst(X[rows], y[rows], eps)
+    order = np.argsort(least, axis=1)
+    here = np.arange(len(rows))
     for rank in range(least.shape[1]):
-        other = order[np.searchsorted(rows, open_), rank]
-        lost = least[open_, other] <= model.tolerance
-        here, other = open_[lost], other[lost]
-        points = model.cells.nearest(X[here], np.take_along_axis(cell[here], other[:, None, None], axis=2)[:, :, 0])
-        misled = predicted(model, points) != y[here]
-        new = misled | np.isnan(found[here, 0])
-        found[here[new]] = points[new]
-        open_ = here[~misled]
+        here = here[least[here, order[here, rank]] <= model.tolerance]
+        other = order[here, rank]
+        points = model.cells.nearest(X[rows[here]], cell[here, :, other])
+        misled = predicted(model, points) != y[rows[here]]
+        new = misled | np.isnan(found[rows[here], 0])
+        found[rows[here[new]]] = points[new]
+        here = here[~misled]
 
 
 def _search_trees(

@@ -20,7 +20,7 @@ from mrboost.errors import InputError, unknown_name
 
 from .cells import Floats, Ints
 from .certificate import Certificate, certify, predicted
-from .fitting import Fitted, Options, Table, fit_table
+from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
 from .models import Model
 
@@ -107,7 +107,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.eps_ = self._radius(self.eps)
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
-        with _progress(options.rounds, bool(self.verbose)) as tick:
+        choosing = 0 if options.solver == "smooth" or options.nu is not None else FOLDS * (1 + len(NUS))
+        with _progress(options.rounds + choosing, bool(self.verbose)) as tick:
             fitted = fit_table(table, options, tick)
         self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
         self.certificate_ = self._training_certificate(X, codes, fitted)

@@ -17,6 +17,7 @@ from .hedge import Stump
 from .models import Model, Pairs, StumpModel, TreeModel
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+FOLDS = 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Fitted:
 def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
     nu = None
     if options.solver != "smooth":
-        nu = choose_nu(table, options) if options.nu is None else options.nu
+        nu = choose_nu(table, options, tick) if options.nu is None else options.nu
     pairs = Pairs(table.classes)
     cells = Cells.of(table.X, table.eps, options.most)
     if options.base == "stump":
@@ -164,14 +165,14 @@ def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias
     return lower, max(upper, lower)
 
 
-def choose_nu(table: Table, options: Options, folds: int = 3) -> float:
+def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
     """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a tie, do not stand for
     election: their accuracy can look good and they have learned nothing."""
     smallest = int(np.bincount(table.y, minlength=table.classes).min())
     if smallest < 2:
         return NUS[1]
     splits = list(
-        StratifiedKFold(min(folds, smallest), shuffle=True, random_state=options.seed).split(table.X, table.y)
+        StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed).split(table.X, table.y)
     )
     best, chosen = -1.0, NUS[-1]
     for nu in (0.0, *NUS):
@@ -179,6 +180,7 @@ def choose_nu(table: Table, options: Options, folds: int = 3) -> float:
         for inner, held in splits:
             part = table.part(inner)
             fitted = fit_table(part, replace(options, nu=nu))
+            tick()
             wins = fitted.model.pairs.wins(fitted.model.scores(part.X))
             assert fitted.value is not None
             if fitted.value[0] <= 1e-9 or len(np.unique(wins.argmax(axis=1))) == 1:
