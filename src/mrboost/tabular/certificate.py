@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from .cells import Floats, Ints
 from .models import Model, StumpModel, TreeModel
@@ -79,6 +80,7 @@ def certify(
     radius: bool = True,
     witness: bool = True,
     limit: int = 2000,
+    progress: bool = False,
     value: tuple[float, float] | None = None,
     attainable: float | None = None,
 ) -> Certificate:
@@ -97,7 +99,7 @@ def certify(
         least = model.margins(X, y, eps)
         robust = least.min(axis=1) > model.tolerance
         if limit:
-            _search_trees(model, X, y, eps, robust, least, found, limit)
+            _search_trees(model, X, y, eps, robust, least, found, limit, progress)
     misled = np.asarray(np.isfinite(found).all(axis=1))
     misled[misled] = predicted(model, found[misled]) != y[misled]  # the witness is put to the model itself
     return Certificate(
@@ -108,7 +110,7 @@ def certify(
         robust=robust,
         misled=misled,
         witness=found if witness else None,
-        radius=largest_radius(model, X, y, eps) if radius else None,
+        radius=largest_radius(model, X, y, eps, progress=progress) if radius else None,
         value=value,
         attainable=attainable,
     )
@@ -130,12 +132,20 @@ def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Float
 
 
 def _search_trees(
-    model: TreeModel, X: Floats, y: Ints, eps: Floats, robust: Bools, least: Floats, found: Floats, limit: int
+    model: TreeModel,
+    X: Floats,
+    y: Ints,
+    eps: Floats,
+    robust: Bools,
+    least: Floats,
+    found: Floats,
+    limit: int,
+    progress: bool,
 ) -> None:
     """Decide by search what the treewise bound leaves open."""
     leaves = Leaves.of(model, X.shape[1])
     seen = [model.pairs.against(model.values, k) for k in range(model.pairs.classes)]
-    for i in np.flatnonzero(~robust):
+    for i in tqdm(np.flatnonzero(~robust), desc="search", disable=None if progress else True):
         bias = model.pairs.against(model.bias, y[i]) - model.tolerance
         proved = True
         for other in np.argsort(least[i]):
@@ -150,7 +160,7 @@ def _search_trees(
         robust[i] = proved
 
 
-def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, steps: int = 40) -> Floats:
+def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, steps: int = 40, progress: bool = False) -> Floats:
     """By bisection, from below: the returned radius is one that the point withstands; 0 where it is wrong already."""
     shape = eps / eps.max() if eps.max() > 0 else np.ones_like(eps)
     outermost = model.reach(X.shape[1])
@@ -167,7 +177,7 @@ def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, steps: int = 4
     low[holds(far, everything)] = np.inf
     rows = np.flatnonzero(np.isfinite(low))
     rows = rows[holds(np.zeros(len(rows)), rows)]
-    for _ in range(steps):
+    for _ in tqdm(range(steps), desc="radius", disable=None if progress else True):
         middle = (low[rows] + high[rows]) / 2
         stands = holds(middle, rows)
         low[rows[stands]], high[rows[~stands]] = middle[stands], middle[~stands]

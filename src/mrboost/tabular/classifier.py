@@ -58,7 +58,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Per column.
     random_state : int, RandomState or None
     verbose : int
-        1 shows progress.
+        1 shows progress, of the fit and of certificates.
 
     Attributes
     ----------
@@ -145,7 +145,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What is proved about each point within ``eps`` (default: the one of the fit)."""
         check_is_fitted(self)
         X, codes = self._labelled(X, y)
-        return certify(self.model_, X, codes, self.eps_ if eps is None else self._radius(eps))
+        radius = self.eps_ if eps is None else self._radius(eps)
+        return certify(self.model_, X, codes, radius, progress=bool(self.verbose))
 
     def robust_score(
         self,
@@ -158,7 +159,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X, codes = self._labelled(X, y)
         radius = self.eps_ if eps is None else self._radius(eps)
-        robust = certify(self.model_, X, codes, radius, radius=False, witness=False).robust
+        robust = certify(self.model_, X, codes, radius, radius=False, witness=False, progress=bool(self.verbose)).robust
         return float(np.average(robust, weights=None if sample_weight is None else np.asarray(sample_weight)))
 
     # Inputs
