@@ -14,11 +14,11 @@ from mrboost.tabular.search import Leaves, find_nonpositive, to_veritas
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 
 
-def forest(classes, seed=0, **options):
+def forest(classes, seed=0, rounds=6, **options):
     random = np.random.default_rng(seed)
     y = np.arange(60) % classes
     X = np.round(random.normal(size=(60, 3)) + y[:, None] * [1.5, 0.7, -1.0], 1)
-    return MRBoostClassifier(0.3, base="tree", n_rounds=6, max_depth=3, random_state=0, **options).fit(X, y), X, y
+    return MRBoostClassifier(0.3, base="tree", n_rounds=rounds, max_depth=3, random_state=0, **options).fit(X, y), X, y
 
 
 def everywhere(model, x, eps):
@@ -51,6 +51,13 @@ def test_certificate_is_true_and_complete(classes, solver):
             assert (np.abs(z - X[i]) <= eps * (1 + 1e-12)).all()
             assert model.pairs.against(model.scores(z[None]), y[i]).min() <= model.tolerance
             assert found.misled[i] == (fitted.predict(z[None])[0] != y[i])
+
+
+def test_double_oracle_raises_the_value():
+    """More trees, grown against the adversary of the first: the game on them is worth at least as much."""
+    values = [forest(2, solver="lp", nu=0.8, rounds=rounds)[0].certificate_.value[0] for rounds in (1, 5, 25)]
+    assert values[0] <= values[1] + 1e-9
+    assert values[1] < values[2]
 
 
 def test_search_says_when_it_does_not_know():

@@ -36,7 +36,7 @@ class Certificate:
     radius: Floats | None = field(repr=False)
     """The largest eps that the point withstands: of the column with the widest eps, the others in proportion."""
     value: tuple[float, float] | None = None
-    """Training set only: the interval that holds the value of the game."""
+    """Training set only: the interval that holds the value of the game (trees: of the treewise one, on those grown)."""
     attainable: float | None = None
     """Training set only: the best robust accuracy that any classifier can have there."""
 

@@ -14,7 +14,7 @@ from .cells import Cells, Floats, Ints
 from .cover import Cover, StumpCover, TreeCover
 from .growing import grow_forest
 from .hedge import Stump
-from .models import Model, Pairs, StumpModel, TreeModel
+from .models import Model, Pairs, StumpModel, Tree, TreeModel
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 FOLDS = 3
@@ -71,14 +71,30 @@ def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambd
     cells = Cells.of(table.X, table.eps, options.most)
     if options.base == "stump":
         return _fit_stumps(table, options, nu, pairs, StumpCover.of(cells, table.X, table.eps), tick)
-    trees = grow_forest(
-        cells, table.X, table.y, table.weight, table.eps, table.classes,
-        trees=options.rounds, depth=options.depth, seed=options.seed, tick=tick,
-    )  # fmt: skip
-    cover = TreeCover.of(trees, table.X, table.eps)
-    empty = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
-    values, bias, value = _solve(table, options, nu, pairs, cover, empty.offset, lambda: None)
-    return Fitted(replace(empty, values=values, bias=bias), value, nu, _stages)
+    return _fit_trees(table, options, nu, pairs, cells, tick)
+
+
+def _fit_trees(
+    table: Table, options: Options, nu: float | None, pairs: Pairs, cells: Cells, tick: Callable[[], object]
+) -> Fitted:
+    """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the adversary of the game
+    on the trees so far (half of the weight; the other half stays, so that trees keep seeing everything)."""
+    batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
+    trees: tuple[Tree, ...] = ()
+    weight = table.weight
+    for batch in batches:
+        if not len(batch):
+            continue
+        trees += grow_forest(
+            cells, table.X, table.y, weight, table.eps, table.classes,
+            seeds=[(options.seed, int(t)) for t in batch], depth=options.depth, tick=tick,
+        )  # fmt: skip
+        cover = TreeCover.of(trees, table.X, table.eps)
+        model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
+        values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, lambda: None)
+        if played is not None:
+            weight = (table.weight + played / played.sum()) / 2
+    return Fitted(replace(model, values=values, bias=bias), value, nu, _stages)
 
 
 def _solve(
@@ -89,20 +105,20 @@ def _solve(
     cover: Cover,
     offset: Ints,
     tick: Callable[[], object],
-) -> tuple[Floats, Floats, tuple[float, float] | None]:
-    """Values and bias by "smooth" or "lp", and what is known of the game's value."""
+) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
+    """Values and bias by "smooth" or "lp", what is known of the game's value, and the adversary's weights ("lp")."""
     if options.solver == "smooth":
         iterations = options.rounds if options.base == "stump" else 100
         values, bias = smooth.solve(
             cover, table.y, table.weight, pairs, alpha=options.alpha, iterations=iterations, tick=tick
         )
-        return values, bias, _smooth_value(table, pairs, cover, values, bias)
+        return values, bias, _smooth_value(table, pairs, cover, values, bias), None
     assert nu is not None
-    votes, constant, mass = lp.solve(cover, offset, table.y, table.weight, pairs, nu)
+    votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, nu)
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
     lower = hedge.soft_minimum(_margins(table, pairs, cover, values, bias), table.weight, nu)
     upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
-    return values, bias, (lower, max(upper, lower))
+    return values, bias, (lower, max(upper, lower)), played
 
 
 def _fit_stumps(
@@ -114,7 +130,7 @@ def _fit_stumps(
     tick: Callable[[], object],
 ) -> Fitted:
     if options.solver != "hedge":
-        values, bias, value = _solve(table, options, nu, pairs, cover, cover.cells.offset, tick)
+        values, bias, value, _ = _solve(table, options, nu, pairs, cover, cover.cells.offset, tick)
         return Fitted(StumpModel(cover.cells, values, bias, pairs), value, nu, _stages)
     assert nu is not None
     game = hedge.Game(cover, table.y, table.weight, pairs, nu)

@@ -8,7 +8,7 @@ are found afterwards, for all trees together (``smooth.py``, ``lp.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -95,15 +95,14 @@ def grow_forest(
     eps: Floats,
     classes: int,
     *,
-    trees: int,
+    seeds: Sequence[tuple[int, int]],
     depth: int,
-    seed: int,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Tree, ...]:
-    """Trees on exponential random weights (the smooth bootstrap) and the square root of the columns at each split."""
+    """A tree per seed: random weights (the smooth bootstrap), and the square root of the columns at each split."""
     reach, columns, out = cells.reach(X, eps), math.isqrt(X.shape[1]) + 1, []
-    for t in range(trees):
-        random = np.random.default_rng([seed, t])
+    for seed in seeds:
+        random = np.random.default_rng(seed)
         drawn = weight * random.exponential(size=len(y))
         out.append(grow(cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns, random=random))
         tick()

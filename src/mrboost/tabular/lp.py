@@ -53,8 +53,8 @@ class Rows:
 
 def solve(
     cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
-) -> tuple[Floats, Floats, Floats]:
-    """Votes of cells (cells, K), of the constants (K), and the adversary's mass on (cell, y, y') in each term.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y') in each term, on points.
 
     ``offset`` tells the terms' cells apart; ``weight`` sums to one.
     """
@@ -83,6 +83,7 @@ def solve(
     signed = width
     rho = variables(1)
     inside: list[tuple[Ints, int, int]] = []
+    owned: list[tuple[Ints, Ints]] = []
     for k in np.unique(y):
         points = np.flatnonzero(y == k)
         groups, place = np.unique(cover.group[points], return_inverse=True)
@@ -100,7 +101,9 @@ def solve(
             else:
                 position, cell = cover.members(groups)
                 _at_most(upper, least[position], lead[cell])
-            rows = upper.new(len(points))  # rho - xi <= sum of least + constants
+            rows = upper.new(len(points))
+            owned.append((rows, points))
+            # rho - xi <= sum of least + constants
             upper.add(rows, rho, 1.0)
             upper.add(rows[:, None], least[place], -1.0)
             upper.add(rows, constant[k], -1.0)
@@ -129,7 +132,10 @@ def solve(
     played = np.zeros((cover.count, k_all, k_all))
     for rows, k, other in inside:
         played[:, k, other] = np.maximum(-result.ineqlin.marginals[rows], 0.0)
-    return found, constants, played
+    on_points = np.zeros(n)
+    for rows, points in owned:
+        on_points[points] += np.maximum(-result.ineqlin.marginals[rows], 0.0)
+    return found, constants, played, on_points
 
 
 Variables = Callable[..., Ints]
