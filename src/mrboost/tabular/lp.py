@@ -54,7 +54,7 @@ class Rows:
 def solve(
     cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y') in each term, on points.
+    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y') per term, on points.
 
     ``offset`` tells the terms' cells apart; ``weight`` sums to one.
     """
