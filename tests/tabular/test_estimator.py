@@ -129,14 +129,26 @@ def test_bad_tables_are_refused(iris):
         MRBoostClassifier().fit(X, y).certify(X[:1], ["rosa"])
 
 
+def test_categorical_columns_are_named(iris):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"petal": iris[0][:, 2], "colour": pandas.Categorical(["red", "blue", "red"] * 50)})
+    with pytest.raises(ValueError, match="column 'colour' is categorical: encode"):
+        MRBoostClassifier().fit(frame, iris[1])
+
+
 def test_constant_columns_do_not_matter(iris):
     X, y = iris
     wide = np.column_stack([np.full(len(X), 7.0), X])
     found, expected = MRBoostClassifier(0.2).fit(wide, y), MRBoostClassifier(0.2).fit(X, y)
     assert (found.predict(wide) == expected.predict(X)).all()
+
+
+def test_nothing_but_a_constant_column_names_the_most_frequent_class(iris):
+    X, y = np.full((80, 1), 7.0), iris[1][:80]
     with pytest.warns(RobustnessWarning, match="one class everywhere"):
-        constant = MRBoostClassifier().fit(wide[:, :1], y)
-    assert np.isinf(constant.certify(wide[:, :1], y).radius).any() or len(np.unique(constant.predict(wide[:, :1]))) == 1
+        constant = MRBoostClassifier().fit(X, y)
+    assert (constant.predict(X) == "setosa").all()
+    assert constant.certify(X, y).radius.tolist() == np.where(y == "setosa", np.inf, 0.0).tolist()
 
 
 def test_as_many_classes_as_points():

@@ -24,7 +24,7 @@ from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
 from .models import Model
 
-MATCHED = 5000  # points up to which fit counts conflicts
+MATCHED = 3000  # points up to which fit counts conflicts
 
 
 class RobustnessWarning(UserWarning):
@@ -207,7 +207,10 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.broadcast_to(found, (self.n_features_in_,)).astype(np.float64)
 
     def _table(self, X: Any, y: Any = "no_validation", reset: bool = False) -> Any:
-        categorical = [str(name) for name, kind in getattr(X, "dtypes", {}).items() if str(kind) == "category"]
+        kinds: Any = getattr(X, "dtypes", None)
+        categorical = (
+            [str(n) for n, kind in kinds.items() if str(kind) == "category"] if hasattr(kinds, "items") else []
+        )
         remedy = "encode such columns, e.g. by OneHotEncoder, and give them eps=0 if nobody can change them"
         if categorical:
             raise InputError(f"column {categorical[0]!r} is categorical: {remedy}")

@@ -28,8 +28,10 @@ def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_
         scaled[:, j] = 4.0 * np.unique(X[:, j], return_inverse=True)[1].ravel()
     tree = cKDTree(scaled)
     near = tree.query_pairs(2.0 + 1e-9, p=np.inf, output_type="ndarray")
-    meet = (X[near[:, 0]] - eps <= X[near[:, 1]] + eps) & (X[near[:, 1]] - eps <= X[near[:, 0]] + eps)
-    near = near[meet.all(axis=1) & (y[near[:, 0]] != y[near[:, 1]])]
+    near = near[y[near[:, 0]] != y[near[:, 1]]]
+    for low, high in zip((X - eps).T, (X + eps).T, strict=True):  # column by column, to be lean
+        one, two = near.T
+        near = near[(low[one] <= high[two]) & (low[two] <= high[one])]
     both = np.concatenate([near, near[:, ::-1]])
     return sparse.csr_array((np.ones(len(both)), (both[:, 0], both[:, 1])), shape=(len(X), len(X)))
 
