@@ -1,6 +1,8 @@
 """mrboost: margin-boosted robust ensembles, and what it takes to trust them."""
 
 import os
+from importlib import import_module
+from typing import Any
 
 # Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a core, small networks
 # train many times slower for it. Sleeping costs them a third on an idle machine. A setting of the user's stays.
@@ -35,4 +37,11 @@ __all__ = [
     "models",
     "recipes",
     "robustness_curve",
+    "tabular",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tabular":  # when it is asked for: scikit-learn takes a while to load
+        return import_module(".tabular", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

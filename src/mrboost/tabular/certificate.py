@@ -1,0 +1,184 @@
+"""What is proved about each point, and a point that disproves the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from .cells import Floats, Ints
+from .models import Model, StumpModel, TreeModel
+from .search import Leaves, find_nonpositive
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Point by point, for the closed ball of radius ``eps`` (per column) in the maximum norm."""
+
+    eps: Floats
+    margin: Floats = field(repr=False)
+    """The least score of the true class against any other over the ball; a tie, 0, is an error."""
+    kind: str
+    """What ``margin`` and ``radius`` are: "exact" (stumps) or "lower bound" (trees)."""
+    correct: Bools = field(repr=False)
+    """The prediction at the point itself is right."""
+    robust: Bools = field(repr=False)
+    """Proved: the true class beats every other one in the whole ball. Trees: decided by search where the bound is not
+    enough, so a point can be robust with a negative margin."""
+    misled: Bools = field(repr=False)
+    """Proved: ``predict(witness)`` is wrong."""
+    witness: Floats | None = field(repr=False)
+    """A point of the ball where the true class loses or ties, nan where none was found."""
+    radius: Floats | None = field(repr=False)
+    """The largest eps that the point withstands: of the column with the widest eps, the others in proportion."""
+    value: tuple[float, float] | None = None
+    """Training set only: the interval that holds the value of the game (trees: of the treewise one, on those grown)."""
+    attainable: float | None = None
+    """Training set only: the best robust accuracy that any classifier can have there."""
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.mean())
+
+    @property
+    def robust_accuracy(self) -> float:
+        return float(self.robust.mean())
+
+    @property
+    def undecided(self) -> Bools:
+        """Neither proved robust nor shown to be misled: ties, cycles of votes, searches that were too long."""
+        return ~(self.robust | self.misled)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.margin)} points, margins: {self.kind}",
+            f"accuracy         {self.accuracy:7.2%}",
+            f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; misled by a witness: {self.misled.mean():.2%})",
+        ]
+        if self.attainable is not None:
+            lines.append(f"attainable       {self.attainable:7.2%}  (by any classifier, on these points)")
+        if self.value is not None:
+            lines.append(f"value of the game between {self.value[0]:.4f} and {self.value[1]:.4f}")
+        return "\n".join(lines)
+
+
+def predicted(model: Model, X: Floats) -> Ints:
+    """The class with the greatest least score."""
+    return np.asarray(model.pairs.wins(model.scores(X)).argmax(axis=1))
+
+
+def certify(
+    model: Model,
+    X: Floats,
+    y: Ints,
+    eps: Floats,
+    *,
+    radius: bool = True,
+    witness: bool = True,
+    limit: int = 2000,
+    progress: bool = False,
+    value: tuple[float, float] | None = None,
+    attainable: float | None = None,
+) -> Certificate:
+    """The certificate of a fitted ensemble; ``y`` counts the classes from 0.
+
+    ``limit``: boxes that the search in trees may open for one pair of classes; 0 leaves them to the bound alone.
+    """
+    correct = predicted(model, X) == y
+    found = np.full(X.shape, np.nan)
+    if isinstance(model, StumpModel):
+        least = model.margins(X, y, eps)
+        robust = least.min(axis=1) > model.tolerance
+        for rows in np.array_split(np.flatnonzero(~robust), len(X) // 1000 + 1):
+            _attack_stumps(model, X, y, rows, eps, found)
+    else:
+        least = model.margins(X, y, eps)
+        robust = least.min(axis=1) > model.tolerance
+        if limit:
+            _search_trees(model, X, y, eps, robust, least, found, limit, progress)
+    misled = np.asarray(np.isfinite(found).all(axis=1))
+    misled[misled] = predicted(model, found[misled]) != y[misled]  # the witness is put to the model itself
+    return Certificate(
+        eps=eps,
+        margin=least.min(axis=1),
+        kind=model.kind,
+        correct=correct,
+        robust=robust,
+        misled=misled,
+        witness=found if witness else None,
+        radius=largest_radius(model, X, y, eps, progress=progress) if radius else None,
+        value=value,
+        attainable=attainable,
+    )
+
+
+def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats) -> None:
+    """Witnesses where the worst cells are; of several false labels one that misleads the prediction, if any."""
+    least, cell = model.worst(X[rows], y[rows], eps)
+    order = np.argsort(least, axis=1)
+    here = np.arange(len(rows))
+    for rank in range(least.shape[1]):
+        here = here[least[here, order[here, rank]] <= model.tolerance]
+        other = order[here, rank]
+        points = model.cells.nearest(X[rows[here]], cell[here, :, other])
+        misled = predicted(model, points) != y[rows[here]]
+        new = misled | np.isnan(found[rows[here], 0])
+        found[rows[here[new]]] = points[new]
+        here = here[~misled]
+
+
+def _search_trees(
+    model: TreeModel,
+    X: Floats,
+    y: Ints,
+    eps: Floats,
+    robust: Bools,
+    least: Floats,
+    found: Floats,
+    limit: int,
+    progress: bool,
+) -> None:
+    """Decide by search what the treewise bound leaves open."""
+    leaves = Leaves.of(model, X.shape[1])
+    seen = [model.pairs.against(model.values, k) for k in range(model.pairs.classes)]
+    for i in tqdm(np.flatnonzero(~robust), desc="search", disable=None if progress else True):
+        bias = model.pairs.against(model.bias, y[i]) - model.tolerance
+        proved = True
+        for other in np.argsort(least[i]):
+            if least[i, other] > model.tolerance:
+                break
+            lost, point = find_nonpositive(leaves, seen[y[i]][:, other], bias[other], X[i], eps, limit)
+            proved &= lost is False
+            if point is not None:
+                found[i] = point
+                if predicted(model, point[None])[0] != y[i]:
+                    break
+        robust[i] = proved
+
+
+def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, steps: int = 40, progress: bool = False) -> Floats:
+    """By bisection, from below: the returned radius is one that the point withstands; 0 where it is wrong already."""
+    shape = eps / eps.max() if eps.max() > 0 else np.ones_like(eps)
+    outermost = model.reach(X.shape[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        far = np.maximum(X - outermost[0], outermost[1] - X) / shape
+    far = np.where((shape > 0) & np.isfinite(far), far, 0.0).max(axis=1, initial=0.0) * (1 + 1e-9) + 1e-9
+
+    def holds(radius: Floats, rows: Ints) -> Bools:
+        balls = radius[:, None] * shape
+        return np.asarray(model.margins(X[rows], y[rows], balls).min(axis=1) > model.tolerance)
+
+    everything = np.arange(len(X))
+    low, high = np.zeros(len(X)), far.copy()
+    low[holds(far, everything)] = np.inf
+    rows = np.flatnonzero(np.isfinite(low))
+    rows = rows[holds(np.zeros(len(rows)), rows)]
+    for _ in tqdm(range(steps), desc="radius", disable=None if progress else True):
+        middle = (low[rows] + high[rows]) / 2
+        stands = holds(middle, rows)
+        low[rows[stands]], high[rows[~stands]] = middle[stands], middle[~stands]
+    return low

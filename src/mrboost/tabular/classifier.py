@@ -1,0 +1,272 @@
+"""The estimator: scikit-learn's conventions around the solvers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from tqdm import tqdm
+
+from mrboost.errors import InputError, unknown_name
+
+from .cells import Floats, Ints
+from .certificate import Certificate, certify, predicted
+from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
+from .matching import attainable_accuracy
+from .models import Model
+
+MATCHED = 3000  # points up to which fit counts conflicts
+
+
+class RobustnessWarning(UserWarning):
+    """The table does not allow what was asked of it."""
+
+
+class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Margin boosting on a table, with robustness that is proved.
+
+    Every entry may be off by up to ``eps``, in all columns at once, and the prediction shall stay right.
+
+    Parameters
+    ----------
+    eps : float or sequence of floats, one per column
+        In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X, 0.05)`` gives 5 % of each range.
+    base : "stump" or "tree"
+        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search.
+    max_depth : int
+        Of trees.
+    n_rounds : int, optional
+        Trees (100), rounds of "hedge" (1000), or iterations of "smooth" on stumps (300).
+    solver : "auto", "smooth", "lp" or "hedge"
+        "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
+        only). "auto" is "smooth", which generalises best.
+    nu : "auto" or float in [0, 1]
+        For "lp" and "hedge": the fraction of the points whose mean margin counts; 0 is the hard game, whose worst point
+        is all that counts. "auto" chooses by cross-validation inside the training set.
+    alpha : float
+        Shrinkage of "smooth".
+    max_thresholds : int
+        Per column.
+    random_state : int, RandomState or None
+    verbose : int
+        1 shows progress, of the fit and of certificates.
+
+    Attributes
+    ----------
+    certificate_ : Certificate
+        Of the training set.
+    nu_ : float or None
+        The nu that was used.
+    """
+
+    def __init__(
+        self,
+        eps: float | npt.ArrayLike = 0.1,
+        *,
+        base: str = "stump",
+        max_depth: int = 3,
+        n_rounds: int | None = None,
+        solver: str = "auto",
+        nu: float | str = "auto",
+        alpha: float = 5e-3,
+        max_thresholds: int = 256,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.eps = eps
+        self.base = base
+        self.max_depth = max_depth
+        self.n_rounds = n_rounds
+        self.solver = solver
+        self.nu = nu
+        self.alpha = alpha
+        self.max_thresholds = max_thresholds
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: npt.ArrayLike | None = None) -> Self:
+        """Fit to a table of numbers and its labels."""
+        options = self._options()
+        X, y = self._table(X, y, reset=True)
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        present = np.unique(y[weight > 0])
+        if len(present) < 2:
+            raise InputError(
+                f"{type(self).__name__} needs two classes or more of positive weight, the data has one class: {present}"
+            )
+        self.eps_ = self._radius(self.eps)
+        table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
+        choosing = 0 if options.solver == "smooth" or options.nu is not None else FOLDS * (1 + len(NUS))
+        with _progress(options.rounds + choosing, bool(self.verbose)) as tick:
+            fitted = fit_table(table, options, tick)
+        self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
+        self.certificate_ = self._training_certificate(X, codes, fitted)
+        return self
+
+    def decision_function(self, X: Any) -> Floats:
+        """Two classes: the score of the second one. More: each class's least score against the others."""
+        check_is_fitted(self)
+        return self._decision(self.model_, self._table(X))
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        return self._labels(self.decision_function(X))
+
+    def predict_proba(self, X: Any) -> Floats:
+        """The logistic function of the scores. They were fitted to the worst case, so they err on the careful side."""
+        return _probabilities(self.decision_function(X))
+
+    def staged_decision_function(self, X: Any) -> Iterator[Floats]:
+        """After each round of "hedge", each tree, or each column (those that can move a score the most first)."""
+        check_is_fitted(self)
+        X = self._table(X)
+        for model in self._history(self.model_):
+            yield self._decision(model, X)
+
+    def staged_predict(self, X: Any) -> Iterator[npt.NDArray[Any]]:
+        for decision in self.staged_decision_function(X):
+            yield self._labels(decision)
+
+    def staged_predict_proba(self, X: Any) -> Iterator[Floats]:
+        for decision in self.staged_decision_function(X):
+            yield _probabilities(decision)
+
+    def certify(self, X: Any, y: Any, eps: float | npt.ArrayLike | None = None) -> Certificate:
+        """What is proved about each point within ``eps`` (default: the one of the fit)."""
+        check_is_fitted(self)
+        X, codes = self._labelled(X, y)
+        radius = self.eps_ if eps is None else self._radius(eps)
+        return certify(self.model_, X, codes, radius, progress=bool(self.verbose))
+
+    def robust_score(
+        self,
+        X: Any,
+        y: Any,
+        eps: float | npt.ArrayLike | None = None,
+        sample_weight: npt.ArrayLike | None = None,
+    ) -> float:
+        """The share of the points that are proved to be classified correctly in their whole balls."""
+        check_is_fitted(self)
+        X, codes = self._labelled(X, y)
+        radius = self.eps_ if eps is None else self._radius(eps)
+        robust = certify(self.model_, X, codes, radius, radius=False, witness=False, progress=bool(self.verbose)).robust
+        return float(np.average(robust, weights=None if sample_weight is None else np.asarray(sample_weight)))
+
+    # Inputs
+
+    def _options(self) -> Options:
+        if self.base not in ("stump", "tree"):
+            raise unknown_name("base", str(self.base), ("stump", "tree"))
+        if self.solver not in ("auto", "smooth", "lp", "hedge"):
+            raise unknown_name("solver", str(self.solver), ("auto", "smooth", "lp", "hedge"))
+        if self.base == "tree" and self.solver == "hedge":
+            raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
+        if self.nu != "auto" and not (isinstance(self.nu, int | float) and 0 <= self.nu <= 1):
+            raise InputError(f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1")
+        for name, least in (("max_depth", 1), ("max_thresholds", 1)):
+            if not (isinstance(value := getattr(self, name), int | np.integer) and value >= least):
+                raise InputError(f"{name} is {value!r}: use a whole number of at least {least}")
+        if self.n_rounds is not None and not (isinstance(self.n_rounds, int | np.integer) and self.n_rounds >= 1):
+            raise InputError(f"n_rounds is {self.n_rounds!r}: use a whole number of at least 1, or None")
+        if not (isinstance(self.alpha, int | float) and self.alpha > 0):
+            raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
+        solver = "smooth" if self.solver == "auto" else self.solver
+        usual = 100 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
+        return Options(
+            base=self.base,
+            solver=solver,
+            depth=int(self.max_depth),
+            rounds=int(self.n_rounds or usual),
+            nu=None if self.nu == "auto" else float(self.nu),
+            alpha=float(self.alpha),
+            most=int(self.max_thresholds),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+        )
+
+    def _radius(self, eps: float | npt.ArrayLike) -> Floats:
+        try:
+            found = np.asarray(eps, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"eps is {eps!r}: use a number, or one per column") from None
+        if found.ndim > 1 or (found.ndim == 1 and len(found) != self.n_features_in_):
+            raise InputError(
+                f"eps has shape {found.shape}, X has {self.n_features_in_} features: use one number, or one per column"
+            )
+        if not (np.isfinite(found).all() and (found >= 0).all()):
+            raise InputError(f"eps is {eps!r}: use finite numbers >= 0 (0: the column cannot be moved)")
+        return np.broadcast_to(found, (self.n_features_in_,)).astype(np.float64)
+
+    def _table(self, X: Any, y: Any = "no_validation", reset: bool = False) -> Any:
+        kinds: Any = getattr(X, "dtypes", None)
+        categorical = (
+            [str(n) for n, kind in kinds.items() if str(kind) == "category"] if hasattr(kinds, "items") else []
+        )
+        remedy = "encode such columns, e.g. by OneHotEncoder, and give them eps=0 if nobody can change them"
+        if categorical:
+            raise InputError(f"column {categorical[0]!r} is categorical: {remedy}")
+        try:
+            return validate_data(self, X, y, dtype=np.float64, reset=reset)
+        except ValueError as error:
+            if "could not convert string to float" in str(error):
+                raise InputError(f"X holds text ({error}): {remedy}") from None
+            raise
+
+    def _labelled(self, X: Any, y: Any) -> tuple[Floats, Ints]:
+        X, y = self._table(X, y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise InputError(f"y holds labels that fit has not seen: {unknown[:5]}; known: {self.classes_[:20]}")
+        return X, np.searchsorted(self.classes_, y)
+
+    # Outputs
+
+    def _decision(self, model: Model, X: Floats) -> Floats:
+        scores = model.scores(X)
+        return -scores[:, 0] if len(self.classes_) == 2 else model.pairs.wins(scores)
+
+    def _labels(self, decision: Floats) -> npt.NDArray[Any]:
+        codes = (decision > 0).astype(np.intp) if decision.ndim == 1 else decision.argmax(axis=1)
+        return np.asarray(self.classes_[codes])
+
+    def _training_certificate(self, X: Floats, codes: Ints, fitted: Fitted) -> Certificate:
+        attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MATCHED else None
+        found = certify(
+            fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0,
+            value=fitted.value, attainable=attainable,
+        )  # fmt: skip
+        if fitted.nu == 0 and attainable is not None and attainable < 1:
+            _advise(
+                f"points of different classes lie within 2 eps of each other, at most {attainable:.1%} can be robust, "
+                "and the hard game is worth nothing: use nu='auto' or solver='smooth'"
+            )
+        elif len(np.unique(predicted(fitted.model, X))) == 1:
+            hint = "" if attainable is None else f"; on this table no classifier can exceed {attainable:.1%} robustly"
+            _advise(f"the fit predicts one class everywhere: eps is too large for this table{hint}. Use a smaller eps")
+        return found
+
+
+def _advise(text: str) -> None:
+    warnings.warn(text, RobustnessWarning, stacklevel=4)
+
+
+def _probabilities(decision: Floats) -> Floats:
+    if decision.ndim == 1:
+        second = expit(decision)
+        return np.stack([1 - second, second], axis=1)
+    return np.asarray(softmax(decision, axis=1))
+
+
+@contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Callable[[], object]]:
+    with tqdm(total=total, desc="fit", disable=None if shown else True) as bar:
+        yield bar.update

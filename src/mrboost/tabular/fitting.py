@@ -1,0 +1,210 @@
+"""From a table to an ensemble: the pieces put together, and the choice of nu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from sklearn.model_selection import StratifiedKFold
+
+from . import hedge, lp, smooth
+from .cells import Cells, Floats, Ints
+from .cover import Cover, StumpCover, TreeCover
+from .growing import grow_forest
+from .hedge import Stump
+from .models import Model, Pairs, StumpModel, Tree, TreeModel
+
+NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+FOLDS = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    base: str
+    solver: str
+    depth: int
+    rounds: int
+    nu: float | None
+    alpha: float
+    most: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Distinct rows with their joint weights, which sum to one: a row twice is the same as a row of weight 2."""
+
+    X: Floats
+    y: Ints
+    weight: Floats
+    eps: Floats
+    classes: int
+
+    @staticmethod
+    def merged(X: Floats, y: Ints, weight: Floats, eps: Floats, classes: int) -> Table:
+        kept = weight > 0
+        rows, place = np.unique(np.column_stack([y, X])[kept], axis=0, return_inverse=True)
+        total = np.bincount(place.ravel(), weight[kept])
+        return Table(np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.intp), total / total.sum(), eps, classes)
+
+    def part(self, rows: Ints) -> Table:
+        share = self.weight[rows]
+        return replace(self, X=self.X[rows], y=self.y[rows], weight=share / share.sum())
+
+
+@dataclass(frozen=True)
+class Fitted:
+    model: Model
+    value: tuple[float, float] | None
+    nu: float | None
+    history: Callable[[Model], Iterable[Model]]
+    """The ensembles after each round."""
+
+
+def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
+    nu = None
+    if options.solver != "smooth":
+        nu = choose_nu(table, options, tick) if options.nu is None else options.nu
+    pairs = Pairs(table.classes)
+    cells = Cells.of(table.X, table.eps, options.most)
+    if options.base == "stump":
+        return _fit_stumps(table, options, nu, pairs, StumpCover.of(cells, table.X, table.eps), tick)
+    return _fit_trees(table, options, nu, pairs, cells, tick)
+
+
+def _fit_trees(
+    table: Table, options: Options, nu: float | None, pairs: Pairs, cells: Cells, tick: Callable[[], object]
+) -> Fitted:
+    """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the adversary of the game
+    on the trees so far (half of the weight; the other half stays, so that trees keep seeing everything)."""
+    batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
+    trees: tuple[Tree, ...] = ()
+    weight = table.weight
+    for batch in batches:
+        if not len(batch):
+            continue
+        trees += grow_forest(
+            cells, table.X, table.y, weight, table.eps, table.classes,
+            seeds=[(options.seed, int(t)) for t in batch], depth=options.depth, tick=tick,
+        )  # fmt: skip
+        cover = TreeCover.of(trees, table.X, table.eps)
+        model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
+        values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, lambda: None)
+        if played is not None:
+            weight = (table.weight + played / played.sum()) / 2
+    return Fitted(replace(model, values=values, bias=bias), value, nu, _stages)
+
+
+def _solve(
+    table: Table,
+    options: Options,
+    nu: float | None,
+    pairs: Pairs,
+    cover: Cover,
+    offset: Ints,
+    tick: Callable[[], object],
+) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
+    """Values and bias by "smooth" or "lp", what is known of the game's value, and the adversary's weights ("lp")."""
+    if options.solver == "smooth":
+        iterations = options.rounds if options.base == "stump" else 100
+        values, bias = smooth.solve(
+            cover, table.y, table.weight, pairs, alpha=options.alpha, iterations=iterations, tick=tick
+        )
+        return values, bias, _smooth_value(table, pairs, cover, values, bias), None
+    assert nu is not None
+    votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, nu)
+    values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
+    lower = hedge.soft_minimum(_margins(table, pairs, cover, values, bias), table.weight, nu)
+    upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
+    return values, bias, (lower, max(upper, lower)), played
+
+
+def _fit_stumps(
+    table: Table,
+    options: Options,
+    nu: float | None,
+    pairs: Pairs,
+    cover: StumpCover,
+    tick: Callable[[], object],
+) -> Fitted:
+    if options.solver != "hedge":
+        values, bias, value, _ = _solve(table, options, nu, pairs, cover, cover.cells.offset, tick)
+        return Fitted(StumpModel(cover.cells, values, bias, pairs), value, nu, _stages)
+    assert nu is not None
+    game = hedge.Game(cover, table.y, table.weight, pairs, nu)
+    stumps, value = hedge.play(game, options.rounds, tick=tick)
+    model = _voting(cover.cells, pairs, game.votes, game.constant)
+    return Fitted(model, value, nu, partial(_replay, stumps=tuple(stumps), pairs=pairs))
+
+
+def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> StumpModel:
+    """Whole votes, so that sums are exact and ties are ties."""
+    return StumpModel(cells, pairs.from_votes(votes), pairs.from_votes(constant), pairs)
+
+
+def _stages(model: Model) -> Iterable[Model]:
+    return model.stages()
+
+
+def _replay(model: Model, *, stumps: tuple[Stump, ...], pairs: Pairs) -> Iterable[Model]:
+    assert isinstance(model, StumpModel)
+    votes, constant = np.zeros((model.cells.count, pairs.classes)), np.zeros(pairs.classes)
+    for stump in stumps:
+        hedge.cast(stump, model.cells, votes, constant)
+        yield _voting(model.cells, pairs, votes, constant)
+
+
+def _margins(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> Floats:
+    out = np.empty(len(table.y))
+    for k, rows, incidence in smooth.class_views(cover, table.y):
+        least, _ = cover.minima(pairs.against(values, k))
+        out[rows] = (incidence @ least + pairs.against(bias, k)).min(axis=1)
+    return out
+
+
+def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> tuple[float, float] | None:
+    """The hard game's value: below it the normalised margin (two classes; constants give 0), above it the best response
+    to the adversary of the loss."""
+    if not isinstance(cover, StumpCover):
+        return None
+    views = smooth.class_views(cover, table.y)
+    _, mass, labels = smooth.robust_loss(cover, views, table.weight, pairs, values, bias)
+    upper = hedge.best_response(cover, mass)[0] / labels.sum()
+    lower = 0.0
+    if table.classes == 2:
+        jumps = np.where(cover.cells.first, 0.0, np.diff(values[:, 0], prepend=0.0))
+        rest = bias[0] + values[cover.cells.first, 0].sum() + jumps.sum() / 2
+        votes = np.abs(jumps).sum() / 2 + abs(rest)  # a jump is two stumps' worth of votes, the rest is a constant's
+        lower = max(float(_margins(table, pairs, cover, values, bias).min() / votes), 0.0) if votes > 0 else 0.0
+    return lower, max(upper, lower)
+
+
+def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
+    """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a tie, do not stand for
+    election: their accuracy can look good and they have learned nothing."""
+    smallest = int(np.bincount(table.y, minlength=table.classes).min())
+    if smallest < 2:
+        return NUS[1]
+    splits = list(
+        StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed).split(table.X, table.y)
+    )
+    best, chosen = -1.0, NUS[-1]
+    for nu in (0.0, *NUS):
+        score = 0.0
+        for inner, held in splits:
+            part = table.part(inner)
+            fitted = fit_table(part, replace(options, nu=nu))
+            tick()
+            wins = fitted.model.pairs.wins(fitted.model.scores(part.X))
+            assert fitted.value is not None
+            if fitted.value[0] <= 1e-9 or len(np.unique(wins.argmax(axis=1))) == 1:
+                score = -1.0
+                break
+            out = table.part(held)
+            robust = fitted.model.margins(out.X, out.y, table.eps).min(axis=1) > fitted.model.tolerance
+            score += float(out.weight @ robust) / len(splits)
+        if score >= best and score >= 0:
+            best, chosen = score, nu
+    return chosen

@@ -1,0 +1,157 @@
+"""Algorithm 1 (MRBoost) on stumps, without sampling.
+
+P_t(i, y', delta) is proportional to exp(eta * (votes so far for y' - votes for y)) at x_i + delta. Votes add up over
+columns and delta ranges over a product of cells, so given (i, y') the columns are independent: the total weight is a
+product of range sums, the share of a cell comes from its own column alone, and the best stump against P_t is found in
+one sweep over the cells. The uniform P_1 counts each combination of cells once.
+
+Every round gives an interval for the value of the game: any P bounds it from above by its best response, and any votes
+bound it from below by their exact margin. With ``nu`` the adversary's mass on point i is capped at w_i / nu, by the
+projection that keeps the ratios of what is below the cap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .cells import Cells, Floats, Ints, RangeSums
+from .cover import StumpCover
+from .models import Pairs
+from .smooth import class_views
+
+
+@dataclass(frozen=True)
+class Stump:
+    """Votes ``left`` up to cell ``cell`` and ``right`` beyond it, in one column; a constant has ``column`` -1."""
+
+    column: int
+    cell: int
+    left: int
+    right: int
+
+
+def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
+    """The stump with the greatest E[h = y] - E[h = y'], from the adversary's mass (cells, y, y') in each column."""
+    gain = mass.sum(axis=2) - mass.sum(axis=1)  # of voting a in a cell: what has y = a less what has y' = a
+    tails = cover.cells.tails(gain)
+    whole = tails[cover.cells.first][0]
+    best, stump = float(whole.max()), Stump(-1, -1, int(whole.argmax()), int(whole.argmax()))
+    inner = np.flatnonzero(~cover.cells.first)
+    if len(inner):
+        beyond = tails[inner]
+        column = np.searchsorted(cover.cells.offset, inner, side="right") - 1
+        before = tails[cover.cells.offset[column]] - beyond
+        payoff = before.max(axis=1) + beyond.max(axis=1)
+        t = int(payoff.argmax())
+        if payoff[t] > best:
+            best = float(payoff[t])
+            stump = Stump(int(column[t]), int(inner[t]) - 1, int(before[t].argmax()), int(beyond[t].argmax()))
+    return best, stump
+
+
+def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
+    """Mean margin of the worst fraction ``nu`` of the points' weight; nu = 0: the least margin."""
+    order = np.argsort(margins)
+    if nu <= 0:
+        return float(margins[order[0]])
+    taken = np.minimum(np.cumsum(weight[order]), nu)
+    return float(np.diff(taken, prepend=0.0) @ margins[order] / taken[-1])
+
+
+def capped(log_weight: Floats, cap: Floats) -> Floats:
+    """Probabilities proportional to exp(log_weight) but at most ``cap``: the nearest ones in relative entropy."""
+    share = np.exp(log_weight - log_weight.max())
+    share /= share.sum()
+    full = np.zeros(len(share), dtype=bool)
+    while True:
+        free = max(1.0 - cap[full].sum(), 0.0)
+        rest = share[~full].sum()
+        scaled = np.where(full, cap, share * (free / rest if rest > 0 else 0.0))
+        over = (scaled > cap * (1 + 1e-12)) & ~full
+        if not over.any():
+            return np.asarray(scaled / scaled.sum())
+        full |= over
+
+
+def cast(stump: Stump, cells: Cells, votes: Floats, constant: Floats) -> None:
+    """Add one vote of ``stump`` to every cell of its column."""
+    if stump.column < 0:
+        constant[stump.left] += 1
+        return
+    start, stop = cells.offset[stump.column : stump.column + 2]
+    votes[start : stump.cell + 1, stump.left] += 1
+    votes[stump.cell + 1 : stop, stump.right] += 1
+
+
+@dataclass
+class Game:
+    """The votes of the rounds so far against the factorised adversary."""
+
+    cover: StumpCover
+    y: Ints
+    weight: Floats
+    pairs: Pairs
+    nu: float
+    votes: Floats = field(init=False)
+    constant: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.votes = np.zeros((self.cover.count, self.pairs.classes))
+        self.constant = np.zeros(self.pairs.classes)
+        self.views = class_views(self.cover, self.y)
+
+    def log_size(self) -> float:
+        """log |S_aug|: false labels times combinations of cells, over all points."""
+        cells = np.log(self.cover.high - self.cover.low + 1)[self.cover.group].sum(axis=1)
+        return float(np.logaddexp.reduce(cells) + math.log(self.pairs.classes - 1))
+
+    def margins(self) -> Floats:
+        """Exact robust margin of each point, for votes that count one per round."""
+        out = np.empty(len(self.y))
+        for k, rows, incidence in self.views:
+            others = self.pairs.others(k)
+            least, _ = self.cover.minima(self.votes[:, [k]] - self.votes[:, others])
+            out[rows] = (incidence @ least + self.constant[k] - self.constant[others]).min(axis=1)
+        return out
+
+    def adversary(self, eta: float) -> tuple[Floats, Floats]:
+        """P_t: its mass on (cell, y, y') in each column, and on the points."""
+        classes, log_weight, parts = self.pairs.classes, np.full((len(self.y), self.pairs.classes), -np.inf), []
+        for k, rows, incidence in self.views:
+            others = self.pairs.others(k)
+            sums = RangeSums.of(eta * (self.votes[:, others] - self.votes[:, [k]]), self.cover.low, self.cover.high)
+            log_weight[np.ix_(rows, others)] = incidence @ sums.total + eta * (self.constant[others] - self.constant[k])
+            parts.append(sums)
+        by_point = np.logaddexp.reduce(log_weight, axis=1)
+        cap = self.weight / self.nu if self.nu > 0 else np.ones(len(self.y))
+        # Points of equal rows are one row with their joint weight: as many as the weight says take part.
+        point = capped(by_point + np.log(self.weight), cap)
+        joint = point[:, None] * np.exp(log_weight - by_point[:, None])
+        mass = np.zeros((self.cover.count, classes, classes))
+        for (k, rows, incidence), sums in zip(self.views, parts, strict=True):
+            others = self.pairs.others(k)
+            mass[:, k, others] = sums.spread(incidence.T @ joint[np.ix_(rows, others)])
+        return mass, point
+
+
+def play(
+    game: Game, rounds: int, eta: float | None = None, tick: Callable[[], object] = lambda: None
+) -> tuple[list[Stump], tuple[float, float]]:
+    """Algorithm 1 for ``rounds`` rounds: the stumps h_1 … h_T, and the interval that holds the game's value.
+
+    ``eta`` is sqrt(log|S_aug| / T) unless given; the theorem asks for at most 1 / (2 sqrt T).
+    """
+    step = math.sqrt(game.log_size() / rounds) if eta is None else eta
+    stumps: list[Stump] = []
+    upper = 1.0
+    for _ in range(rounds):
+        bound, stump = best_response(game.cover, game.adversary(step)[0])
+        upper = min(upper, bound)
+        cast(stump, game.cover.cells, game.votes, game.constant)
+        stumps.append(stump)
+        tick()
+    return stumps, (soft_minimum(game.margins(), game.weight, game.nu) / rounds, upper)

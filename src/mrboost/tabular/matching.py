@@ -1,0 +1,50 @@
+"""The best robust accuracy that any classifier can have on a table.
+
+Two points of different classes whose balls meet cannot both be classified robustly. So the robust ones of any
+classifier are an independent set of the graph of such conflicts, and every matching in it costs at least one point per
+pair. With two classes the graph is bipartite and the largest matching is the exact count (König); with more,
+half of the largest matching of its bipartite double cover is still a valid bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse.csgraph import maximum_bipartite_matching
+from scipy.spatial import cKDTree
+
+from .cells import Floats
+
+
+def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_array:
+    """(n, n), symmetric: which points of different classes have closed balls that meet."""
+    fixed = eps == 0
+    # In units of eps the balls meet within 2; columns that nobody can move must be equal.
+    scaled = X / np.where(fixed, 1.0, eps)
+    for j in np.flatnonzero(fixed):
+        scaled[:, j] = 4.0 * np.unique(X[:, j], return_inverse=True)[1].ravel()
+    tree = cKDTree(scaled)
+    near = tree.query_pairs(2.0 + 1e-9, p=np.inf, output_type="ndarray")
+    near = near[y[near[:, 0]] != y[near[:, 1]]]
+    for low, high in zip((X - eps).T, (X + eps).T, strict=True):  # column by column, to be lean
+        one, two = near.T
+        near = near[(low[one] <= high[two]) & (low[two] <= high[one])]
+    both = np.concatenate([near, near[:, ::-1]])
+    return sparse.csr_array((np.ones(len(both)), (both[:, 0], both[:, 1])), shape=(len(X), len(X)))
+
+
+def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) -> float:
+    """The most of the points that any classifier can have right in their whole balls (K > 2: an upper bound)."""
+    table, labels = np.asarray(X, dtype=np.float64), np.asarray(y)
+    radius = np.broadcast_to(np.asarray(eps, dtype=np.float64), table.shape[1:])
+    graph = conflicts(table, labels, radius)
+    classes = np.unique(labels)
+    if len(classes) == 2:
+        one, two = np.flatnonzero(labels == classes[0]), np.flatnonzero(labels == classes[1])
+        lost = int((maximum_bipartite_matching(sparse.csr_matrix(graph[one][:, two])) >= 0).sum())
+    else:
+        lost = math.ceil((maximum_bipartite_matching(sparse.csr_matrix(graph)) >= 0).sum() / 2)
+    return 1 - lost / len(table)

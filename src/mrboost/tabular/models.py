@@ -1,0 +1,221 @@
+"""Fitted ensembles: a score for every pair of classes, and its least value over a ball.
+
+An ensemble is a sum of terms: a column's stumps together, or a tree. A term is constant on cells, and gives each pair
+of classes k < l a score, positive for k. Class y wins at a point if its score against every other class is positive;
+the margin of y is the least of those scores, and a tie is a loss. Votes are the special case where the score of (k, l)
+is the difference of two classes' votes.
+
+The least score over a ball is at least the sum of the terms' least scores over the cells they can reach. For stumps the
+terms look at different columns, so the adversary can have all of them at once and the sum is exact; for trees it is a
+lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from .cells import Cells, Floats, Ints, range_minima
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of K classes: which column holds the score of class k against l, and with which sign."""
+
+    classes: int
+
+    @property
+    def count(self) -> int:
+        return self.classes * (self.classes - 1) // 2
+
+    @cached_property
+    def members(self) -> tuple[Ints, Ints]:
+        return np.triu_indices(self.classes, 1)
+
+    @cached_property
+    def column(self) -> Ints:
+        found = np.zeros((self.classes, self.classes), dtype=np.intp)
+        found[self.members] = found.T[self.members] = np.arange(self.count)
+        return found
+
+    def others(self, k: int) -> Ints:
+        return np.delete(np.arange(self.classes), k)
+
+    def against(self, scores: Floats, k: int) -> Floats:
+        """Columns of ``scores`` as seen by class k: one per other class, positive where k wins."""
+        others = self.others(k)
+        return np.asarray(scores[..., self.column[k, others]] * np.where(others > k, 1.0, -1.0))
+
+    def from_votes(self, votes: Floats) -> Floats:
+        first, second = self.members
+        return np.asarray(votes[..., first] - votes[..., second])
+
+    def wins(self, scores: Floats) -> Floats:
+        """(…, K): each class's least score against the others. At most one is positive."""
+        return np.stack([self.against(scores, k).min(axis=-1) for k in range(self.classes)], axis=-1)
+
+
+def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
+    largest = np.maximum.reduceat(np.abs(values).max(axis=1), offset[:-1]).sum() + np.abs(bias).max()
+    return float(1e-12 * largest)
+
+
+@dataclass(frozen=True)
+class StumpModel:
+    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs)."""
+
+    cells: Cells
+    values: Floats
+    bias: Floats
+    pairs: Pairs
+    kind = "exact"
+
+    def scores(self, X: Floats) -> Floats:
+        return np.asarray(self.values[self.cells.at(X)].sum(axis=1) + self.bias)
+
+    def worst(self, X: Floats, y: Ints, eps: Floats) -> tuple[Floats, Ints]:
+        """Least scores of y against each other class over the ball, (n, K - 1), and the cells that attain them."""
+        low, high = self.cells.reach(X, eps)
+        n, d = X.shape
+        least = np.zeros((n, self.pairs.classes - 1))
+        cell = np.zeros((n, d, self.pairs.classes - 1), dtype=np.intp)
+        for k in np.unique(y):
+            rows = np.flatnonzero(y == k)
+            found, arg = range_minima(self.pairs.against(self.values, k), low[rows].ravel(), high[rows].ravel())
+            bias = self.pairs.against(self.bias, k)
+            least[rows] = found.reshape(len(rows), d, -1).sum(axis=1) + bias
+            cell[rows] = arg.reshape(len(rows), d, -1)
+        return least, cell
+
+    def margins(self, X: Floats, y: Ints, eps: Floats) -> Floats:
+        """The scores of ``worst``, a few rows at a time: memory stays linear in the table."""
+        parts = -(-X.size * self.pairs.classes // 2**22)
+        balls = np.broadcast_to(eps, X.shape)
+        split = [np.array_split(a, max(parts, 1)) for a in (X, y, balls)]
+        return np.concatenate([self.worst(*part)[0] for part in zip(*split, strict=True)])
+
+    @property
+    def tolerance(self) -> float:
+        """Margins up to this count as ties: what the rounding of sums can make of a true zero."""
+        return _tolerance(self.values, self.cells.offset, self.bias)
+
+    def reach(self, d: int) -> Floats:
+        """Per column the outermost thresholds, (2, d): a ball that holds both meets every cell."""
+        empty = (np.inf, -np.inf)
+        assert d == len(self.cells.thresholds)
+        return np.array([(t[0], t[-1]) if len(t) else empty for t in self.cells.thresholds]).T
+
+    def stages(self) -> list[StumpModel]:
+        """Column after column, those that can move a score the most first."""
+        parts = np.split(np.arange(self.cells.count), self.cells.offset[1:-1])
+        swing = [np.ptp(self.values[part], axis=0).max() for part in parts]
+        kept = np.zeros_like(self.values)
+        models: list[StumpModel] = []
+        for j in np.argsort(swing, kind="stable")[::-1]:
+            if swing[j] > 0 or not models:
+                kept = kept.copy()
+                kept[parts[j]] = self.values[parts[j]]
+                models.append(replace(self, values=kept))
+        models[-1] = self
+        return models
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A binary tree as arrays; ``feature`` is -1 at leaves, whose ``left`` is the leaf's number."""
+
+    feature: Ints
+    threshold: Floats
+    left: Ints
+    right: Ints
+
+    @property
+    def leaves(self) -> int:
+        return int((self.feature < 0).sum())
+
+    def routes(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
+        """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the box of the last
+        one, so the splits can be asked one by one."""
+        rows, leaves = [np.arange(0)], [np.arange(0)]
+        todo = [(0, np.arange(len(X)))]
+        low, high = X - eps, X + eps
+        while todo:
+            node, here = todo.pop()
+            j, t = self.feature[node], self.threshold[node]
+            if j < 0:
+                rows.append(here)
+                leaves.append(np.full(len(here), self.left[node]))
+            elif len(here):
+                todo.append((int(self.right[node]), here[high[here, j] > t]))
+                todo.append((int(self.left[node]), here[low[here, j] <= t]))
+        return np.concatenate(rows), np.concatenate(leaves)
+
+    def boxes(self, d: int) -> tuple[Floats, Floats]:
+        """Of each leaf the box ``(low, high]``, (leaves, d) each."""
+        low, high = np.full((self.leaves, d), -np.inf), np.full((self.leaves, d), np.inf)
+        todo = [(0, np.full(d, -np.inf), np.full(d, np.inf))]
+        while todo:
+            node, a, b = todo.pop()
+            j, t = self.feature[node], self.threshold[node]
+            if j < 0:
+                low[self.left[node]], high[self.left[node]] = a, b
+            else:
+                below, above = b.copy(), a.copy()
+                below[j], above[j] = min(b[j], t), max(a[j], t)
+                todo += [(int(self.left[node]), a, below), (int(self.right[node]), above, b)]
+        return low, high
+
+
+@dataclass(frozen=True)
+class TreeModel:
+    """Trees: ``values`` (leaves of all trees, pairs), plus ``bias`` (pairs)."""
+
+    trees: tuple[Tree, ...]
+    values: Floats
+    bias: Floats
+    pairs: Pairs
+    kind = "lower bound"
+
+    @cached_property
+    def offset(self) -> Ints:
+        return np.concatenate([[0], np.cumsum([tree.leaves for tree in self.trees])]).astype(np.intp)
+
+    def scores(self, X: Floats) -> Floats:
+        out = np.broadcast_to(self.bias, (len(X), self.pairs.count)).copy()
+        for tree, start in zip(self.trees, self.offset, strict=False):
+            rows, leaves = tree.routes(X, np.zeros(X.shape[1]))
+            out[rows] += self.values[start + leaves]
+        return out
+
+    def margins(self, X: Floats, y: Ints, eps: Floats) -> Floats:
+        out = np.zeros((len(X), self.pairs.classes - 1))
+        seen = np.stack([self.pairs.against(self.values, k) for k in range(self.pairs.classes)])
+        for tree, start in zip(self.trees, self.offset, strict=False):
+            rows, leaves = tree.routes(X, eps)
+            least = np.full_like(out, np.inf)
+            np.minimum.at(least, rows, seen[y[rows], start + leaves])
+            out += least
+        return out + np.stack([self.pairs.against(self.bias, k) for k in range(self.pairs.classes)])[y]
+
+    @property
+    def tolerance(self) -> float:
+        return _tolerance(self.values, self.offset, self.bias)
+
+    def reach(self, d: int) -> Floats:
+        inner = [(tree.feature[tree.feature >= 0], tree.threshold[tree.feature >= 0]) for tree in self.trees]
+        out = np.stack([np.full(d, np.inf), np.full(d, -np.inf)])
+        for feature, threshold in inner:
+            np.minimum.at(out[0], feature, threshold)
+            np.maximum.at(out[1], feature, threshold)
+        return out
+
+    def stages(self) -> list[TreeModel]:
+        return [
+            replace(self, trees=self.trees[:t], values=self.values[: self.offset[t]])
+            for t in range(1, len(self.trees) + 1)
+        ]
+
+
+Model = StumpModel | TreeModel

@@ -1,0 +1,92 @@
+"""Trees: what the ball meets, the treewise bound, and the search, against enumeration and against veritas."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from mrboost.tabular import MRBoostClassifier
+from mrboost.tabular.search import Leaves, find_nonpositive, to_veritas
+
+pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
+
+
+def forest(classes, seed=0, rounds=6, **options):
+    random = np.random.default_rng(seed)
+    y = np.arange(60) % classes
+    X = np.round(random.normal(size=(60, 3)) + y[:, None] * [1.5, 0.7, -1.0], 1)
+    return MRBoostClassifier(0.3, base="tree", n_rounds=rounds, max_depth=3, random_state=0, **options).fit(X, y), X, y
+
+
+def everywhere(model, x, eps):
+    """One point in every cell of every tree that meets the ball."""
+    axes = []
+    for j in range(len(x)):
+        cuts = np.concatenate([tree.threshold[tree.feature == j] for tree in model.trees])
+        points = np.concatenate([cuts, np.nextafter(cuts, np.inf), [x[j] - eps, x[j] + eps, x[j]]])
+        axes.append(np.unique(points[(points >= x[j] - eps) & (points <= x[j] + eps)]))
+    return np.array(list(itertools.product(*axes)))
+
+
+@pytest.mark.parametrize("solver", ["smooth", "lp"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_certificate_is_true_and_complete(classes, solver):
+    fitted, X, y = forest(classes, solver=solver, nu=0.8)
+    model, eps = fitted.model_, 0.3
+    found = fitted.certify(X, y)
+    assert found.kind == "lower bound"
+    assert 0 < found.robust.mean() < 1
+    for i in range(0, len(X), 2):
+        points = everywhere(model, X[i], eps)
+        worst = model.pairs.against(model.scores(points), y[i]).min()
+        assert found.margin[i] <= worst + 1e-9
+        assert found.robust[i] == (worst > model.tolerance)
+        if found.robust[i]:
+            assert (fitted.predict(points) == y[i]).all()
+        else:
+            z = found.witness[i]
+            assert (np.abs(z - X[i]) <= eps * (1 + 1e-12)).all()
+            assert model.pairs.against(model.scores(z[None]), y[i]).min() <= model.tolerance
+            assert found.misled[i] == (fitted.predict(z[None])[0] != y[i])
+
+
+def test_double_oracle_raises_the_value():
+    """More trees, grown against the adversary of the first: the game on them is worth at least as much."""
+    values = [forest(2, solver="lp", nu=0.8, rounds=rounds)[0].certificate_.value[0] for rounds in (1, 5, 25)]
+    assert values[0] <= values[1] + 1e-9
+    assert values[1] < values[2]
+
+
+def test_search_says_when_it_does_not_know():
+    fitted, X, _ = forest(2)
+    leaves, value = Leaves.of(fitted.model_, 3), fitted.model_.values[:, 0]
+    eps = np.full(3, 0.3)
+    answers = {find_nonpositive(leaves, value, float(fitted.model_.bias[0]), x, eps, limit=1)[0] for x in X}
+    assert None in answers
+
+
+def test_a_tree_reaches_what_the_stump_cannot():
+    """Exclusive or: no sum over columns does it, depth two does, robustly."""
+    random = np.random.default_rng(0)
+    X = random.uniform(-1, 1, size=(400, 2))
+    X = X[(np.abs(X) > 0.2).all(axis=1)]
+    y = (X[:, 0] * X[:, 1] > 0).astype(int)
+    tree = MRBoostClassifier(0.1, base="tree", max_depth=3, random_state=0).fit(X, y)
+    assert tree.robust_score(X, y) > 0.95
+    assert MRBoostClassifier(0.1).fit(X, y).robust_score(X, y) < 0.7
+
+
+def test_search_against_veritas():
+    pytest.importorskip("veritas", reason="dtai-veritas is not installed: pip install 'mrboost[trees]'")
+    X, y = load_digits(return_X_y=True)
+    X, y = X[(y == 2) | (y == 6)] / 16, y[(y == 2) | (y == 6)]
+    fitted = MRBoostClassifier(0.15, base="tree", n_rounds=15, random_state=0).fit(X[::2], y[::2])
+    found = fitted.certify(X[1::2], y[1::2])
+    assert 0 < found.robust.mean() < 1
+    codes = np.searchsorted(fitted.classes_, y[1::2])
+    for x, label, robust in list(zip(X[1::2], codes, found.robust, strict=True))[:60]:
+        least = to_veritas(fitted.model_, int(label), 1 - int(label)).least(x, fitted.eps_)
+        assert (least > 0) == robust
