@@ -94,3 +94,21 @@ def test_a_copy_follows_its_network(name: str) -> None:
         assert not torch.allclose(before, network(x), rtol=1e-3)
         assert copy(x) == pytest.approx(network(x), rel=1e-3, abs=1e-4)
     assert not any(parameter.requires_grad for parameter in copy.parameters())
+
+
+def test_a_weight_that_two_layers_share_is_followed_too() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
+            self.b.weight, self.norm = self.a.weight, nn.BatchNorm2d(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.norm(self.a(x))).flatten(1)[:, :10]
+
+    network, x = Tied().eval(), torch.rand(4, 1, 8, 8)
+    copy = quick(network, x)
+    with torch.no_grad():
+        network.a.weight.mul_(3)
+        refresh(copy)
+        assert copy(x) == pytest.approx(network(x), rel=1e-3, abs=1e-4)

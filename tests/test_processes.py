@@ -109,3 +109,25 @@ def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> N
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr
     assert metrics.read_text().count("\n") == 10
+
+
+def test_mistakes_under_torchrun_get_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for arguments, message in (
+        (["train", "at", "--out", str(tmp_path)], "holds a run already"),
+        (["evaluate", str(tmp_path)], "without torchrun"),
+    ):
+        if arguments[0] == "evaluate":
+            (tmp_path / "config.json").unlink()
+            trained = [sys.executable, "-m", "mrboost", "train", "at", "--epochs", "1", "--quiet", "--device", "cpu"]
+            subprocess.run([*trained, "--out", str(tmp_path)], check=True, capture_output=True, env=environment())
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+             "--rdzv-endpoint", "localhost:0", "-m", "mrboost", *arguments, "--device", "cpu"],
+            capture_output=True, text=True, timeout=300, env=environment(),
+        )  # fmt: skip
+        assert done.returncode != 0
+        lines = [line for line in done.stderr.splitlines() if line.startswith("mrboost: error")]
+        assert len(lines) == 1
+        assert message in lines[0]
+        assert "[rank1]" not in done.stderr

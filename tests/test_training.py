@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import models, recipes, storage
+from mrboost import models, recipes, runs, storage
+from mrboost.checkpoint import Progress
 from mrboost.config import resolve
 from mrboost.data import CutMix, Dataset
 from mrboost.devices import make_fabric
@@ -277,3 +279,23 @@ def test_refuses_impossible_options(options: dict, message: str, tiny: Dataset, 
     with pytest.raises(InputError, match=message):
         mrboost.boost("at", tiny, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp_path: Path) -> None:
+    """Files hold rows; a fused step of SGD refuses momentum that lies otherwise than its weights."""
+    torch.manual_seed(0)
+    run = runs.Run.create(tmp_path / "run", runs.describe(resolve(recipes.AT, tiny), tiny))
+    states = []
+    for _ in range(2):
+        learner = models.build("cnn-digits", tiny.shape, 3).to(memory_format=torch.channels_last)
+        states.append(Progress(learner, torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9)))
+    saved, restored = states
+    saved.learner(tiny.train.images()).sum().backward()
+    saved.optimizer.step()
+    saved.score(0.5)
+    saved.save(run, 1)
+    restored.restore(run, 1)
+    for mine, theirs in zip(restored.learner.parameters(), saved.learner.parameters(), strict=True):
+        momentum = restored.optimizer.state[mine]["momentum_buffer"]
+        assert momentum.stride() == mine.stride() == theirs.stride()
+        assert torch.equal(momentum, saved.optimizer.state[theirs]["momentum_buffer"])

@@ -42,14 +42,19 @@ class AWP:
 
     @contextmanager
     def shifted(
-        self, learner: nn.Module, loss_of: Callable[[Classifier], Tensor], progress: Tensor | None = None
+        self,
+        learner: nn.Module,
+        loss_of: Callable[[Classifier], Tensor],
+        progress: Tensor | None = None,
+        agreed: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> Iterator[None]:
         """Within it, the learner's weights are those that raise ``loss_of`` the most; after it, they are as before.
 
-        ``loss_of`` gets a classifier that computes with the learner's weights and leaves its buffers alone.
+        ``loss_of`` gets a classifier that computes with the learner's weights and leaves its buffers alone; ``agreed``
+        makes one gradient of those of several processes.
         """
         weights = [p for p in learner.parameters() if p.ndim > 1 and p.requires_grad]
-        gradients = self._ascent(learner, weights, loss_of)
+        gradients = [agreed(gradient) for gradient in self._ascent(learner, weights, loss_of)]
         gamma = self.gamma if progress is None else self.gamma * (progress >= self.begin)
         saved = [w.detach().clone() for w in weights]
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from lightning_fabric import Fabric
@@ -69,14 +69,29 @@ def boost(
         description = runs.describe(config, dataset)
         if data_dir is not None:
             description["data_dir"] = str(Path(data_dir).absolute())
-        if fabric.is_global_zero:
-            run = (runs.Run.resume if resume else runs.Run.create)(out, description)
-        fabric.barrier()
-        run = run or runs.Follower.open(out)
+        run = _open(runs.Run.resume if resume else runs.Run.create, out, description, fabric)
     with run.locked() if run is not None else nullcontext(), _company(fabric):
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
+        if fabric.world_size > 1:  # an orderly end: nobody leaves before the first has written everything
+            fabric.barrier()
+            torch.distributed.destroy_process_group()
     weights = run.load_weights("best", len(members)) if run is not None else None
     return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
+
+
+def _open(
+    how: Callable[[str | Path, dict[str, Any]], runs.Run], out: str | Path, description: dict[str, Any], fabric: Fabric
+) -> runs.Run:
+    """The run folder: made or found by the first process, which tells the others if it cannot be."""
+    run, problem = None, ""
+    if fabric.is_global_zero:
+        try:
+            run = how(out, description)
+        except InputError as error:
+            problem = str(error)
+    if problem := fabric.broadcast(problem):
+        raise InputError(problem)
+    return run or runs.Follower.open(out)
 
 
 @contextmanager

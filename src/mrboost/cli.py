@@ -24,7 +24,7 @@ from . import data, recipes
 from .arguments import parse
 from .boosting import boost
 from .config import Options, describe_parts
-from .devices import is_first_process
+from .devices import is_first_process, speaks_for_its_node
 from .errors import InputError, LostProcessError
 from .outcomes import format_eps
 from .results import evaluate_run, reweight_run, unfinished
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
-        if is_first_process() or isinstance(error, LostProcessError):  # the others say the same
+        if speaks_for_its_node() or isinstance(error, LostProcessError):
             print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
@@ -214,7 +214,7 @@ def _recipes(options: argparse.Namespace) -> None:
     elif options.show:
         for key, value in describe_parts(chosen[0]).items():
             if key != "part":
-                print(f"{key:<13} {_inline(value)}")
+                print(f"{key:<13} {_inline(value).replace('{}', 'DATA') if key == 'model' else _inline(value)}")
     else:
         for recipe in chosen:
             print(f"{recipe.name:<22} {recipe.summary}")

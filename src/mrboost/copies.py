@@ -91,11 +91,16 @@ class Copy(nn.Module):
         self.network = _halve(network) if half else network
         self.half_precision = half
         self.eval()
-        mine, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (network, source))
+        mine, theirs = (
+            dict([*m.named_parameters(remove_duplicate=False), *m.named_buffers(remove_duplicate=False)])
+            for m in (network, source)
+        )
         self._folds = [
             _Fold(mine.pop(f"{layer}.weight"), mine.pop(f"{layer}.bias"), source.get_submodule(layer), norm)
             for layer, norm in ((layer, source.get_submodule(norm)) for layer, norm in folded)
         ]
+        if lost := [name for name, value in mine.items() if isinstance(value, nn.Parameter) and name not in theirs]:
+            raise ValueError(f"a copy cannot follow {lost[0]}")
         same = [name for name in mine if name in theirs]
         self._same = [mine[name] for name in same], [theirs[name] for name in same]
 

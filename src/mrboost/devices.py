@@ -24,6 +24,11 @@ def is_first_process() -> bool:
     return _UNDER_TORCHRUN not in os.environ or os.environ.get("RANK") == "0"
 
 
+def speaks_for_its_node() -> bool:
+    """Whether a mistake, which the processes of a node usually share, is this one's to report."""
+    return _UNDER_TORCHRUN not in os.environ or os.environ.get("LOCAL_RANK") == "0"
+
+
 def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
     """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device has it, unless told.
 
@@ -40,10 +45,17 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    if _UNDER_TORCHRUN in os.environ and not together and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError("only train runs in several processes: start this command without torchrun")
     if together and _UNDER_TORCHRUN in os.environ:
         if index:
             raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
         world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        if kind == "cuda" and local > torch.cuda.device_count():
+            raise InputError(
+                f"{local} processes need as many CUDA devices, there are {torch.cuda.device_count()}: "
+                f"use --nproc-per-node {torch.cuda.device_count()}"
+            )
         # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
         known = inspect.signature(DistributedDataParallel).parameters
         apart: dict[str, Any] = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .copies import Model, quick
+from .errors import InputError
 
 State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
@@ -25,7 +26,8 @@ class Replay:
     """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
 
     The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generators`` or from
-    torch's own; it may not look at values. What it returns is overwritten by the next call.
+    torch's own; it may not look at values, and numbers that Python draws stay what they were when it was captured. What
+    it returns is overwritten by the next call.
     """
 
     def __init__(
@@ -61,8 +63,14 @@ class Replay:
         began = time.perf_counter()
         # One pool for all: graphs of other shapes never run at the same time.
         pool = next((other.pool() for other, _, _ in self._graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool):
-            result = self._function(*given)
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                result = self._function(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"this step cannot be captured as a CUDA graph ({reason}): use --fast off") from None
         self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
         return graph, given, result
 

@@ -150,6 +150,7 @@ MART_MCE_PERTURBED = replace(
     name="mart-mce-perturbed",
     summary="MART with the margin cross-entropy where MART has its own, on the perturbed image",
     formula=MART_MCE.formula.replace("MCE-A(g(x_i)", "MCE-A(g(x_i + δ_i)"),
+    reference=f"after {_PAPER}",
     objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True),
 )
 AT_AWP = replace(
@@ -188,7 +189,7 @@ GAIR_MCE = replace(
 STRONG = replace(
     TRADES_MCE,
     name="strong",
-    summary="what strengthens single models on photographs, at once: trades-mce, AWP, averages, smooth labels, SiLU",
+    summary="parts said to strengthen single models, at once: trades-mce, AWP, averages, smooth labels, SiLU",
     formula=f"min_θ max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g(x_i), ȳ_i) + 6 max_δ ({_MARGIN_KL}),  g = g_{{θ + v}},  "
     f"{_PROBABILITIES},  ȳ the smoothed label",
     reference="composed here, of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",

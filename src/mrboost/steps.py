@@ -97,7 +97,7 @@ class Step:
         return {"lr": float(self._optimizer.param_groups[0]["lr"]), "loss": loss, "train_robust": correct} | facts
 
     def is_finite(self) -> bool:
-        return bool(self._sums.isfinite().all())
+        return bool(over_processes(self._fabric, self._sums, "sum").isfinite().all())
 
     def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> None:
         sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
@@ -106,14 +106,19 @@ class Step:
             with self._fabric.autocast():
                 return recipe.objective(recipe.scope(classifier, self._past), sample)
 
+        # Processes average their gradients: with this factor that is the gradient of the mean over the whole batch.
+        share = len(y) * self._world / self._starts.count
+
         def loss_of(classifier: Classifier) -> Tensor:
-            return sample.mean(losses_of(classifier)[0])
+            return sample.mean(losses_of(classifier)[0]) * share
+
+        def agreed(gradient: Tensor) -> Tensor:
+            return gradient if self._world == 1 else over_processes(self._fabric, gradient)
 
         self._optimizer.zero_grad()
-        with recipe.awp.shifted(self._state.learner, loss_of, self._progress) if recipe.awp else nullcontext():
+        with recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed) if recipe.awp else nullcontext():
             losses, logits = losses_of(self._model)
-            # Processes average their gradients: this makes it the mean over the whole batch.
-            self._fabric.backward(sample.mean(losses) * (len(y) * self._world / self._starts.count))
+            self._fabric.backward(sample.mean(losses) * share)
         if recipe.clip is not None:
             self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
         self._optimizer.step()
@@ -122,7 +127,9 @@ class Step:
         with torch.no_grad():
             self._sums += torch.stack([losses.float().sum(), (logits.argmax(dim=1) == y).sum()])
             for name, value in sample.facts.items():
-                self._facts.setdefault(name, torch.zeros_like(value)).add_(value)
+                if name not in self._facts:
+                    self._facts[name] = torch.zeros_like(value)
+                self._facts[name] += value
 
     def _sample(self, x: Tensor, y: Tensor, *mixed: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002
         *past, learner = self._copies or (*self._past, self._state.learner)

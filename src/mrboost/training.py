@@ -98,9 +98,10 @@ def fit(
 def _agree(state: Progress, fabric: Fabric) -> None:
     """Processes see other images: bring the statistics that each has gathered to their mean."""
     if fabric.world_size > 1:
-        for buffer in (*state.learner.buffers(), *state.kept.buffers()):
-            if buffer.is_floating_point():
-                buffer.copy_(over_processes(fabric, buffer))
+        for network in [state.learner] if state.average is None else [state.learner, state.average.module]:
+            for buffer in network.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(over_processes(fabric, buffer))
 
 
 def _validate(model: nn.Module, split: Split, config: Config, fabric: Fabric) -> tuple[float, float]:

@@ -133,7 +133,7 @@ def drain(
     if points.done.shape[1] != jobs:
         points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
     at = _Lanes.of(points.lanes, device)
-    count(int(each * points.done[points.alive].sum() + at.spent.sum()), 0)
+    count(int(each * points.done[points.alive].sum() + at.spent[points.alive[at.owner]].sum()), 0)
     ahead = jobs if engine.abreast else 0
     left = ~points.done[points.alive]
     waiting = int(left.sum() if ahead else left.any(dim=1).sum())
@@ -152,7 +152,7 @@ def drain(
             if most == 1 or lanes is not None:
                 raise
             most //= 2
-            count(-int(at.spent.sum()), 0)
+            count(-int(at.spent[points.alive[at.owner]].sum()), 0)
             at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again
             continue
         before, at.spent = at.spent, (at.spent + stride).clamp(max=each)
