@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nmrboost: interrupted; --resume goes on, a training after its last whole epoch", file=sys.stderr)
+        print(
+            "\nmrboost: interrupted; --resume, or the study again, goes on after the last whole epoch", file=sys.stderr
+        )
         return 130
     return 0
 

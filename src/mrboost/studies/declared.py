@@ -55,7 +55,7 @@ class Scale:
     """How much of the paper's effort is spent.
 
     ``data`` and ``models`` stand in for the paper's, ``attacks`` for its attacks; ``steps`` shortens the inner ascent.
-    ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them.
+    ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them. ``check`` looks for doubts.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Scale:
     n: int | None = None
     strong_n: int | None = None
     steps: int | None = None
+    check: bool = True
 
 
 _CIFAR_SVHN = ("svhn", "cifar10", "cifar100")
@@ -176,6 +177,7 @@ SCALES: Mapping[str, Scale] = {
             n=40,
             strong_n=40,
             steps=2,
+            check=False,
         ),
     )
 }  # fmt: skip

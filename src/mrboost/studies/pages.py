@@ -96,10 +96,16 @@ def compose(request: Request, command: str, device: str) -> Page:
             measures[training.label].setdefault(column, []).append(value)
     ours = {row: {c: statistics.mean(values) for c, values in found.items()} for row, found in measures.items()}
     seconds = cost(runs)
-    evaluations = [e for run in runs for e in run.results.get("evaluations", [])]
     hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
     lists: dict[str, Sequence[str]] = {
-        "Reasons to doubt these figures": sorted({d["message"] for e in evaluations for d in e.get("doubts", [])}),
+        "Reasons to doubt these figures": sorted(
+            {
+                f"{training.label}: {doubt['message']}"
+                for training, run in zip(done, runs, strict=True)
+                for evaluation in run.results.get("evaluations", [])
+                for doubt in evaluation.get("doubts", [])
+            }
+        ),
         NOTES: paper.notes,
         MADE: [
             f"`{command}`",
@@ -155,11 +161,11 @@ def _table(
     data, rounds = {t.paper_data for t in trainings}, max(t.options["rounds"] for t in trainings)
     columns = [c for c in paper.columns if c.split("/")[0] in data and int(c.split("/")[2]) <= rounds]
     columns += sorted({c for found in measures.values() for c in found} - set(columns))
-    rows = []
+    rows, form = [], ".0f" if request.study.seconds else ".2f"
     for row in request.study.rows:
         ours, theirs = measures[row.label], paper.figures.get(row.label, {})
         rows.append([row.label, "ours", *(_spread(ours.get(column)) for column in columns)])
-        rows.append(["", "paper", *(f"{theirs[column]:g}" if column in theirs else "–" for column in columns)])
+        rows.append(["", "paper", *(f"{theirs[column]:{form}}" if column in theirs else "–" for column in columns)])
         differences = [
             f"{statistics.mean(ours[column]) - theirs[column]:+.2f}" if column in ours and column in theirs else "–"
             for column in columns
@@ -205,7 +211,15 @@ def _claims(paper: Report, ours: Figures) -> list[Table]:
             cells.append(f"{holds} of {len(found)}, least {min(found):+.2f}" if found else "not measured")
         rows.append([claim.says, *cells])
     head = ["the paper says", "holds on its numbers", "holds on ours"]
-    return [Table("What the text says of these numbers; each comparison counts.", head, rows)] if rows else []
+    return (
+        [
+            Table(
+                "What the text says of these numbers: comparisons in which it holds, and the least surplus.", head, rows
+            )
+        ]
+        if rows
+        else []
+    )
 
 
 def _plots(request: Request, done: Sequence[Training], ours: Figures) -> dict[str, str]:

@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,8 @@ class Training:
         for which, members, n, attacks in self.pending():
             evaluate_run(
                 self.folder, partial(self._fitting, attacks, run), which=which, rounds=members,
-                n=None if n is None else min(n, len(dataset.test)), dataset=dataset, resume=True, **where,
+                n=None if n is None else min(n, len(dataset.test)), dataset=dataset, resume=True,
+                check=self.request.scale.check and members == self.options["rounds"], **where,
             )  # fmt: skip
 
     def _fitting(self, names: Sequence[str], run: Run, model: Ensemble | Mixture) -> dict[str, Attack]:
@@ -188,13 +189,19 @@ def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dic
     found: dict[str, dict[str, Any]] = {}
     if not run.results.get("evaluations"):
         return found
-    wanted = {"weights": which, "members": members, "of": run.fingerprint(which, members), "eps": run.config["eps"]}
+    of = _fingerprint(run.folder, which, members, max(p.stat().st_mtime_ns for p in run.folder.glob("members/*")))
+    wanted = {"weights": which, "members": members, "of": of, "eps": run.config["eps"]}
     for evaluation in run.results["evaluations"]:
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
         if enough and all(evaluation.get(key) == value for key, value in wanted.items()):
             found |= {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
     return found
+
+
+@cache
+def _fingerprint(folder: Path, which: str, members: int, stamp: int) -> str:  # noqa: ARG001 — files may change
+    return Run.open(folder).fingerprint(which, members)
 
 
 def choose(
