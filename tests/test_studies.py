@@ -221,6 +221,53 @@ def test_only_some_rows(tmp_path, capsys) -> None:
     assert "2 of 5 trainings are finished" in (tmp_path / "samplers.md").read_text()
 
 
+def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 24), ("test", 4)):
+        for label in range(3):
+            folder = tmp_path / "mirror-jpeg" / split / "abc"[label]
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    out = tmp_path / "out"
+    options = [
+        "--out",
+        str(out),
+        "--data",
+        f"folder:{tmp_path / 'mirror-jpeg'}",
+        "--also",
+        "pgd-mce-5",
+        "--rounds",
+        "3",
+    ]
+    command = ["study", "boosting", *SMOKE, *options, "--only", "mrboost"]
+    assert main(command) == 0
+    run = out / "runs/mirror-jpeg-cnn-digits-mrboost-3x1-seed0"
+    results = json.loads((run / "results.json").read_text())
+    attacks = [[o["attack"] for o in evaluation["outcomes"]] for evaluation in results["evaluations"]]
+    assert attacks == [["clean", "pgd-20"]] * 2 + [["clean", "pgd-20", "pgd-mce-5"]]
+    assert {(e["n"], e["whole"]) for e in results["evaluations"]} == {(12, True)}
+    assert results["hardware"]
+
+    results["evaluations"][0]["doubts"] = [{"check": "made up", "message": "a reason to doubt"}]
+    (run / "results.json").write_text(json.dumps(results))
+    capsys.readouterr()
+    assert main(command) == 0
+    page = capsys.readouterr().out
+    assert "| members 3, pgd-20 | members 3, pgd-mce-5 |" in page
+    assert cells(out / "boosting.md")["MRBoost.NN + Ind + PerInit"]["ours"][-1] == (
+        f"{outcome(run, 'pgd-mce-5', members=3):.2f}"
+    )
+    assert "- MRBoost.NN + Ind + PerInit: a reason to doubt" in page
+    assert (
+        "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie some points below" in page
+    )
+    assert "> Options other than the scale's: rounds = 3." in page
+
+
 # Errors
 
 
@@ -231,6 +278,7 @@ def test_only_some_rows(tmp_path, capsys) -> None:
         ([], "mrboost study --list"),
         (["boosting", "--scale", "long"], "unknown scale 'long'"),
         (["boosting", "--only", "MRBoost.NN + Ind"], "did you mean MRBoost.NN + Ind + "),
+        (["boosting", "--also", "pgd"], "unknown attack 'pgd'"),
         (["boosting", "--part", "5/4"], "'5/4' is not a part such as 2/4"),
         (["boosting", "--data", "folder:nowhere"], "nowhere"),
         (["boosting", "--data", "digits", "mnist"], "give one"),
@@ -310,7 +358,8 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
 def test_pgd_steps_as_far_as_in_training(tmp_path) -> None:
     training, *_ = studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
     run = SimpleNamespace(config={"eps": 8 / 255, "norm": "Linf", "step_size": 1 / 255})
-    found = training._fitting(("fgsm", "pgd-20", "pgd-mce-20"), run, mrboost.Ensemble([torch.nn.Flatten()]))
+    model = mrboost.Ensemble([torch.nn.Flatten()])
+    found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
     assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
     assert found["pgd-mce-20"].step_size == 1 / 255
     assert found["fgsm"].step_size != 1 / 255

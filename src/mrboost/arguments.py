@@ -181,6 +181,7 @@ def _study_command(sub: Any) -> _Parser:
     p.add_argument("--part", type=_part, metavar="I/N", help="every N-th training from the I-th, and no page")
     p.add_argument("--seeds", nargs="+", type=int, default=(0,), metavar="N", help="(default: 0)")
     p.add_argument("--n", type=int, metavar="N", help="test images under attack (default: the scale's)")
+    p.add_argument("--also", nargs="+", default=(), metavar="ATTACK", help="more attacks, on the finished classifiers")
     p.add_argument("--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)")
     _shared(p)
     _training_options(p.add_argument_group("options of each training", "in the place of the scale's"))

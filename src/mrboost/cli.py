@@ -202,7 +202,9 @@ def _study(options: argparse.Namespace) -> None:
     said = {key: value for key in Options.__annotations__ if (value := getattr(options, key, None)) is not None}
     study, scale = studies.get(options.name), studies.get_scale(options.scale)
     out = options.out or Path("studies") / scale.name
-    request = studies.Request(study, scale, out, tuple(options.data), tuple(options.seeds), options.n, said)
+    request = studies.Request(
+        study, scale, out, tuple(options.data), tuple(options.seeds), options.n, tuple(options.also), said
+    )
     chosen = studies.choose(request.trainings(), options.only, options.part)
     studies.carry_out(
         chosen, device=options.device, data_dir=options.data_dir, verify=options.verify, progress=not options.quiet

@@ -3,7 +3,8 @@
 from .declared import SCALES, STUDIES, Row, Scale, Study, get, get_scale
 from .pages import compose, listing
 from .paper import Claim, report
-from .running import Request, Training, carry_out, choose
+from .planning import Request, Training
+from .running import carry_out, choose
 
 __all__ = [
     "SCALES",

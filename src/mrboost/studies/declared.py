@@ -71,116 +71,77 @@ class Scale:
 
 
 _CIFAR_SVHN = ("svhn", "cifar10", "cifar100")
+_ENDS = ("best", "last")
 _AT, _AT_MCE = Row("AT", "at"), Row("AT + MCE", "at-mce")
 
-STUDIES: Mapping[str, Study] = {
-    study.name: study
-    for study in (
-        Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
-        Study(
-            "mce-resnet18",
-            "Adversarial training with and without MCE",
-            (_AT, _AT_MCE),
-            data=_CIFAR_SVHN,
-            weights=("best", "last"),
+STUDIES: Mapping[str, Study] = {study.name: study for study in (
+    Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
+    Study("mce-resnet18", "Adversarial training with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, weights=_ENDS),
+    Study(
+        "mce-wrn", "Five defences with and without MCE",
+        (
+            _AT, _AT_MCE, Row("TRADES", "trades"), Row("TRADES + MCE", "trades-mce"), Row("MART", "mart"),
+            Row("MART + MCE", "mart-mce"), Row("GAIR", "gair"), Row("GAIR + MCE", "gair-mce"), Row("AWP", "awp"),
+            Row("AWP + MCE", "awp-mce"),
         ),
-        Study(
-            "mce-wrn",
-            "Five defences with and without MCE",
-            (
-                *(_AT, _AT_MCE, Row("TRADES", "trades"), Row("TRADES + MCE", "trades-mce")),
-                *(Row("MART", "mart"), Row("MART + MCE", "mart-mce"), Row("GAIR", "gair")),
-                *(Row("GAIR + MCE", "gair-mce"), Row("AWP", "awp"), Row("AWP + MCE", "awp-mce")),
-            ),
-            model="wrn-34-10",
-            attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
+        model="wrn-34-10", attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
+    ),
+    Study(
+        "boosting", "Margin boosting, greedy boosting, and larger networks",
+        (
+            Row("Wider model", "wider"),
+            Row("Deeper model", "deeper", model="resnet152"),
+            Row("RobBoost + Whole + RndInit", "robboost"),
+            Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
+            Row("RobBoost + Whole + PerInit", "robboost-perinit"),
+            Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
+            Row("RobBoost + Ind + RndInit", "robboost-ind"),
+            Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
+            Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
+            Row("MRBoost.NN + Ind + PerInit", "mrboost"),
         ),
-        Study(
-            "boosting",
-            "Margin boosting, greedy boosting, and larger networks",
-            (
-                Row("Wider model", "wider"),
-                Row("Deeper model", "deeper", model="resnet152"),
-                Row("RobBoost + Whole + RndInit", "robboost"),
-                Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
-                Row("RobBoost + Whole + PerInit", "robboost-perinit"),
-                Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
-                Row("RobBoost + Ind + RndInit", "robboost-ind"),
-                Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
-                Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
-                Row("MRBoost.NN + Ind + PerInit", "mrboost"),
-            ),
-            staged=True,
-            plot="rounds",
+        staged=True, plot="rounds",
+    ),
+    Study(
+        "samplers", "The samplers, and the loss doubled",
+        (
+            Row("Sampler.All", "at-mce"),  # one round of mrboost: nothing but the learner is attacked
+            Row("Sampler.Rnd", "mrboost-rnd"), Row("Sampler.Max", "mrboost-max"), Row("AT(2)", "at2"), _AT,
         ),
-        Study(
-            "samplers",
-            "The samplers, and the loss doubled",
-            (
-                Row("Sampler.All", "at-mce"),  # one round of mrboost: nothing but the learner is attacked
-                *(Row("Sampler.Rnd", "mrboost-rnd"), Row("Sampler.Max", "mrboost-max")),
-                *(Row("AT(2)", "at2"), _AT),
-            ),
-            options={"rounds": 1},
-        ),
-        Study(
-            "curves", "Accuracy over the epochs of a training", (_AT, _AT_MCE), weights=("best", "last"), plot="epochs"
-        ),
-        Study(
-            "overhead",
-            "Seconds of an epoch with and without MCE",
-            (_AT, _AT_MCE),
-            data=_CIFAR_SVHN,
-            attacks=(),
-            seconds=True,
-            # The time of an epoch includes its validation, so that is kept small; the first epoch warms up.
-            options={"epochs": 3, "select_on": "validation", "validation": 128},
-        ),
-        Study(
-            "pinot",
-            "A randomised defence, broken",
-            (Row("Pinot", "pinot", attacks=("first member", "mean logits", "mean probabilities")), _AT),
-            model="cnn9",
-        ),
-        Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
-        Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),
-    )
-}
+        options={"rounds": 1},
+    ),
+    Study("curves", "Accuracy over the epochs of a training", (_AT, _AT_MCE), weights=_ENDS, plot="epochs"),
+    Study(
+        "overhead", "Seconds of an epoch with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, attacks=(),
+        seconds=True,
+        # The time of an epoch includes its validation, so that is kept small; the first epoch warms up.
+        options={"epochs": 3, "select_on": "validation", "validation": 128},
+    ),
+    Study(
+        "pinot", "A randomised defence, broken",
+        (Row("Pinot", "pinot", attacks=("first member", "mean logits", "mean probabilities")), _AT), model="cnn9",
+    ),
+    Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
+    Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),
+)}  # fmt: skip
 
-_SMALL = "cnn-digits"
-SCALES: Mapping[str, Scale] = {
-    scale.name: scale
-    for scale in (
-        Scale(
-            "full",
-            "the paper's own configuration",
-            {
-                "epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255,
-                "select_on": "test",
-            },
-        ),
-        Scale(
-            "short",
-            "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
-            {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
-            data="cifar10",
-            models={"wrn-34-10": "resnet18"},
-            strong_n=1000,
-        ),
-        Scale(
-            "smoke",
-            "one epoch on digits, a few test images: seconds, to see that it runs",
-            {"epochs": 1, "rounds": 2, "validation": 32},
-            data="digits",
-            models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), _SMALL),
-            attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"},
-            n=40,
-            strong_n=40,
-            steps=2,
-            check=False,
-        ),
-    )
-}  # fmt: skip
+SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (
+    Scale(
+        "full", "the paper's own configuration",
+        {"epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255, "select_on": "test"},
+    ),
+    Scale(
+        "short", "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
+        {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
+        data="cifar10", models={"wrn-34-10": "resnet18"}, strong_n=1000,
+    ),
+    Scale(
+        "smoke", "one epoch on digits, a few test images: seconds, to see that it runs",
+        {"epochs": 1, "rounds": 2, "validation": 32},
+        data="digits", models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), "cnn-digits"),
+        attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"}, n=40, strong_n=40, steps=2, check=False,
+    ),
+)}  # fmt: skip
 
 
 def get(name: str) -> Study:

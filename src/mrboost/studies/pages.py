@@ -21,7 +21,8 @@ from mrboost.storage import replace_file
 from .declared import SCALES
 from .figures import Table
 from .paper import Figures, Report, report
-from .running import STRONG, Request, Training, cost, device_name
+from .planning import STRONG, Request, Training
+from .running import device_name
 
 NOTES, MADE = "Where the paper contradicts itself or leaves something open", "How it was made"
 
@@ -91,20 +92,17 @@ def compose(request: Request, command: str, device: str) -> Page:
     done = [training for training in trainings if training.is_done()]
     runs = [run for training in done if (run := training.run()) is not None]
     measures: dict[str, dict[str, list[float]]] = {row.label: {} for row in study.rows}
-    for training in done:
-        for column, value in training.measures().items():
-            measures[training.label].setdefault(column, []).append(value)
+    for one in done:
+        for column, value in one.measures().items():
+            measures[one.label].setdefault(column, []).append(value)
     ours = {row: {c: statistics.mean(values) for c, values in found.items()} for row, found in measures.items()}
-    seconds = cost(runs)
+    training = sum(row["seconds"] for run in runs for row in run.metrics())
+    evaluations = [(t, e) for t, run in zip(done, runs, strict=True) for e in run.results.get("evaluations", [])]
+    evaluation = sum(outcome["seconds"] for _, e in evaluations for outcome in e["outcomes"])
     hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
     lists: dict[str, Sequence[str]] = {
         "Reasons to doubt these figures": sorted(
-            {
-                f"{training.label}: {doubt['message']}"
-                for training, run in zip(done, runs, strict=True)
-                for evaluation in run.results.get("evaluations", [])
-                for doubt in evaluation.get("doubts", [])
-            }
+            {f"{t.label}: {doubt['message']}" for t, e in evaluations for doubt in e.get("doubts", [])}
         ),
         NOTES: paper.notes,
         MADE: [
@@ -112,8 +110,7 @@ def compose(request: Request, command: str, device: str) -> Page:
             f"{len(done)} of {len(trainings)} trainings are finished; seeds {', '.join(map(str, request.seeds))}.",
             _versions(runs),
             f"Hardware: {', '.join(hardware) or 'none yet'}.",
-            f"Cost: {seconds['training']:.0f} s of training (with its validation) and {seconds['evaluation']:.0f} s of "
-            "evaluation.",
+            f"Cost: {training:.0f} s of training (with its validation) and {evaluation:.0f} s of evaluation.",
         ],
     }
     tables = [_table(request, paper, trainings, measures), *_claims(paper, ours)]
@@ -149,7 +146,7 @@ def _caveats(request: Request, trainings: Sequence[Training]) -> list[str]:
         found.append(f"Networks: {', '.join(sorted(swapped))}; the paper's is {request.study.model}.")
     if any(t.options.get("select_on") == "test" for t in trainings):
         found.append("The best epoch was chosen on the test images, as in the paper: its accuracy is optimistic.")
-    used = {a for t in trainings for a in t.attacks}
+    used = {*request.also, *(attack for t in trainings for attack in t.attacks)}
     found += [f"Attack {ours} in the place of {paper}." for paper, ours in scale.attacks.items() if paper in used]
     return found
 
@@ -177,7 +174,7 @@ def _table(
 
 
 def _unit(request: Request) -> str:
-    attacks = {a for row in request.study.rows for a in (row.attacks or request.study.attacks)}
+    attacks = {*request.also, *(a for row in request.study.rows for a in (row.attacks or request.study.attacks))}
     counts = {"": request.images("")} | ({f" ({STRONG})": request.images(STRONG)} if STRONG in attacks else {})
     said = ", ".join(
         f"all test images{who}" if n is None else f"{n:,} test images{who}: ± {98 / math.sqrt(n):.1f} at 50 %"
