@@ -96,7 +96,9 @@ def compose(request: Request, command: str, device: str) -> Page:
         for column, value in one.measures().items():
             measures[one.label].setdefault(column, []).append(value)
     ours = {row: {c: statistics.mean(values) for c, values in found.items()} for row, found in measures.items()}
-    training = sum(row["seconds"] for run in runs for row in run.metrics())
+    trained = {row.label: 0.0 for row in study.rows}
+    for t, run in zip(done, runs, strict=True):
+        trained[t.label] += sum(row["seconds"] for row in run.metrics()) / len(request.seeds)
     evaluations = [(t, e) for t, run in zip(done, runs, strict=True) for e in run.results.get("evaluations", [])]
     evaluation = sum(outcome["seconds"] for _, e in evaluations for outcome in e["outcomes"])
     hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
@@ -110,7 +112,9 @@ def compose(request: Request, command: str, device: str) -> Page:
             f"{len(done)} of {len(trainings)} trainings are finished; seeds {', '.join(map(str, request.seeds))}.",
             _versions(runs),
             f"Hardware: {', '.join(hardware) or 'none yet'}.",
-            f"Cost: {training:.0f} s of training (with its validation) and {evaluation:.0f} s of evaluation.",
+            f"Cost: {sum(trained.values()) * len(request.seeds):.0f} s of training (with its validation) and "
+            f"{evaluation:.0f} s of evaluation.",
+            f"Training by row, each seed: {', '.join(f'{row} {s:.0f} s' for row, s in trained.items() if s)}.",
         ],
     }
     tables = [_table(request, paper, trainings, measures), *_claims(paper, ours)]
