@@ -12,25 +12,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 
 from mrboost import game
 from mrboost.plots import COLORS
+from mrboost.studies.figures import stump_game
 
 RATES: tuple[float | str, ...] = ("theorem", "anytime", "practical", 0.3, 1.0)
 NAMES = {"theorem": "1/(2√T)", "anytime": "1/(2√t)", "practical": "√(log N / T)"}
-
-
-def stump_game(first: int, second: int, perturbations: int, eps: float) -> game.Payoff:
-    """Stumps at every second grey level of every pixel against each image and random corners of the ball."""
-    x, digits = load_digits(return_X_y=True)
-    chosen = np.isin(digits, (first, second))
-    x, y = x[chosen] / 16, (digits[chosen] == first).astype(int)
-    corners = np.random.default_rng(0).choice([-eps, eps], (perturbations - 1, 64))
-    points = (x[:, None] + np.vstack([np.zeros(64), corners])).reshape(-1, 64)
-    above = np.array([points[:, pixel] > level / 16 + 1 / 32 for pixel in range(64) for level in range(1, 16, 2)])
-    labels = np.unique(np.vstack([above, ~above]), axis=0)
-    return game.Payoff(game.SAug(y.repeat(perturbations), 2).labels(labels))
 
 
 def main() -> None:

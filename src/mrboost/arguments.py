@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,6 +62,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
         _evaluate_command,
         _reweight_command,
         _report_command,
+        _study_command,
         _recipes_command,
         _data_command,
     ):
@@ -77,6 +79,15 @@ def _train_command(sub: Any) -> _Parser:
     )
     p.add_argument("recipe", nargs="?", metavar="RECIPE", help="one of: mrboost recipes; optional with --resume")
     p.add_argument("--data", metavar="NAME", help=f"{', '.join(data.names())} or folder:PATH (default: digits)")
+    _training_options(p)
+    p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
+    p.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)")
+    p.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    _shared(p)
+    return p
+
+
+def _training_options(p: Any) -> None:
     p.add_argument("--model", metavar="NAME", help=f"{', '.join(models.names())} (default: the data's usual one)")
     p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
     p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
@@ -93,7 +104,6 @@ def _train_command(sub: Any) -> _Parser:
     )
     p.add_argument("--smoothing", type=float, metavar="X", help="smooth the labels by this share, 0.1 say; 0: no")
     p.add_argument("--cutmix", type=float, metavar="P", help="mix this share of the images, 0.5 say; 0: no")
-    p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
     p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
     p.add_argument(
         "--select-on", metavar="PART", help="choose the best epoch on validation (default) or, as the paper, on test"
@@ -102,10 +112,6 @@ def _train_command(sub: Any) -> _Parser:
     p.add_argument(
         "--fast", metavar="F", help="attack quick copies, captured on a GPU: auto (default: where possible), on or off"
     )
-    p.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)")
-    p.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    _shared(p)
-    return p
 
 
 def _evaluate_command(sub: Any) -> _Parser:
@@ -161,6 +167,27 @@ def _report_command(sub: Any) -> _Parser:
     return p
 
 
+def _study_command(sub: Any) -> _Parser:
+    p = _command(
+        sub,
+        "study",
+        "Make a table or figure of the paper again, its numbers beside ours. The same command goes on with it.",
+    )
+    p.add_argument("name", nargs="?", metavar="NAME", help="one of: mrboost study --list")
+    p.add_argument("--list", action="store_true", help="list the studies and the scales")
+    p.add_argument("--scale", default="short", metavar="S", help="full, short (default) or smoke: see --list")
+    p.add_argument("--data", nargs="+", default=(), metavar="NAME", help="in the place of the scale's; or folder:PATH")
+    p.add_argument("--only", nargs="+", default=(), metavar="ROW", help="train these rows of the table, or recipes")
+    p.add_argument("--part", type=_part, metavar="I/N", help="every N-th training from the I-th, and no page")
+    p.add_argument("--seeds", nargs="+", type=int, default=(0,), metavar="N", help="(default: 0)")
+    p.add_argument("--n", type=int, metavar="N", help="test images under attack (default: the scale's)")
+    p.add_argument("--also", nargs="+", default=(), metavar="ATTACK", help="more attacks, on the finished classifiers")
+    p.add_argument("--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)")
+    _shared(p)
+    _training_options(p.add_argument_group("options of each training", "in the place of the scale's"))
+    return p
+
+
 def _recipes_command(sub: Any) -> _Parser:
     p = _command(sub, "recipes", "List the methods, or show how one is composed.")
     p.add_argument("--show", metavar="NAME", help="the parts, the formula and the reference of one recipe")
@@ -203,6 +230,14 @@ def _data_place(p: _Parser) -> None:
     p.add_argument(
         "--no-verify", dest="verify", action="store_false", help="take an official archive with another checksum"
     )
+
+
+def _part(text: str) -> tuple[int, int]:
+    """``2/4``: the second of four."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
+    return int(match[1]), int(match[2])
 
 
 def _fraction(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The command line: ``mrboost train | evaluate | reweight | report | recipes | data``.
+"""The command line: ``mrboost train | evaluate | reweight | report | study | recipes | data``.
 
 Every mistake of the user ends in one line on standard error and exit status 2.
 """
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -23,13 +24,12 @@ import torch
 from . import data, recipes
 from .arguments import parse
 from .boosting import boost
-from .config import Options, describe_parts
+from .config import Options, as_said, describe_parts
 from .devices import is_first_process, speaks_for_its_node
 from .errors import InputError, LostProcessError
 from .outcomes import format_eps
 from .results import evaluate_run, reweight_run, unfinished
-from .runs import Run, check_kind
-from .schedules import SCHEDULES
+from .runs import Run, check_kind, slug
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports how it counts processes
     try:
         options = parse(arguments, COMMANDS)
+        options.arguments = list(sys.argv[1:] if arguments is None else arguments)
         for module in getattr(options, "imports", ()):
             _import(module)
         options.run(options)
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nmrboost: interrupted; --resume goes on, a training after its last whole epoch", file=sys.stderr)
+        print(
+            "\nmrboost: interrupted; --resume, or the study again, goes on after the last whole epoch", file=sys.stderr
+        )
         return 130
     return 0
 
@@ -70,9 +73,9 @@ def _train(options: argparse.Namespace) -> None:
         config = Run.open(options.out).config
         name, source = config["recipe"]["name"], config["data"] if source is None else source
         data_dir = config.get("data_dir") if data_dir is None else data_dir
-        said = _as_said(config) | said
+        said = as_said(config) | said
     recipe, source = recipes.get(name), "digits" if source is None else source
-    out = options.out or Path("runs") / f"{_slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
+    out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     boost(
         recipe, source, out=out, resume=options.resume, device=options.device, data_dir=data_dir,
         verify=options.verify, progress=not options.quiet, **cast(Options, said),
@@ -94,22 +97,6 @@ def _train(options: argparse.Namespace) -> None:
                 f"pgd-20 {epoch['robust']:.2%}"
             )
     print(f"next: mrboost evaluate {out}  and  mrboost report {out}")
-
-
-def _as_said(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that give this configuration again."""
-    schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
-    recipe = config["recipe"]
-    parts = {key: recipe.get(key) for key in ("ema", "clip")}
-    parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
-    for key, field in (("awp", "gamma"), ("cutmix", "probability")):
-        parts[key] = (recipe.get(key) or {}).get(field, 0)
-    loss = (recipe.get("objective") or {}).get("loss")
-    if loss is not None:
-        parts["smoothing"] = loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0
-    return {
-        key: value for key, value in (config | parts).items() if key in Options.__annotations__ and value is not None
-    }
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -201,6 +188,40 @@ def _report(options: argparse.Namespace) -> None:
     print(json.dumps({"report": str(path)}) if options.json else f"{text_table(options.targets)}\nreport: {path}")
 
 
+# study
+
+
+def _study(options: argparse.Namespace) -> None:
+    from . import studies
+
+    if options.list or options.name is None:
+        if not options.list:
+            raise InputError("give the NAME of a study (list: mrboost study --list)")
+        print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
+        return
+    said = {key: value for key in Options.__annotations__ if (value := getattr(options, key, None)) is not None}
+    study, scale = studies.get(options.name), studies.get_scale(options.scale)
+    out = options.out or Path("studies") / scale.name
+    request = studies.Request(
+        study, scale, out, tuple(options.data), tuple(options.seeds), options.n, tuple(options.also), said
+    )
+    chosen = studies.choose(request.trainings(), options.only, options.part)
+    studies.carry_out(
+        chosen, device=options.device, data_dir=options.data_dir, verify=options.verify, progress=not options.quiet
+    )
+    found: dict[str, Any] = {"study": study.name, "scale": scale.name, "runs": [str(t.folder) for t in chosen]}
+    if options.part is None:
+        page = studies.compose(request, shlex.join(["mrboost", *options.arguments]), options.device)
+        markdown, html = page.write(out, study.name)
+        found |= {"markdown": str(markdown), "html": str(html)}
+    if options.json:
+        print(json.dumps(found, indent=2))
+    elif options.part is None:
+        print(f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}")
+    else:
+        print(f"{len(chosen)} trainings done: gather {out / 'runs'} of all parts, then the command without --part")
+
+
 # recipes and data
 
 
@@ -261,10 +282,6 @@ def _import(module: str) -> None:
         sys.path.pop(0)
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(text.removeprefix("folder:")).name)
-
-
 def _inline(value: object) -> str:
     """A described part on one line: ``Learner(loss=cross_entropy)``."""
     if isinstance(value, dict):
@@ -280,6 +297,7 @@ COMMANDS = {
     "evaluate": _evaluate,
     "reweight": _reweight,
     "report": _report,
+    "study": _study,
     "recipes": _recipes,
     "data": _data,
 }

@@ -6,6 +6,7 @@ Where the data lie and which device computes are not part of it.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -219,3 +220,19 @@ def differences(saved: dict[str, Any], asked: dict[str, Any], prefix: str = "") 
         elif old != new:
             found.append(f"{prefix}{key}: {old!r} -> {new!r}")
     return found
+
+
+def as_said(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that give this configuration again."""
+    schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
+    recipe = config["recipe"]
+    parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
+    for key, field in (("awp", "gamma"), ("cutmix", "probability")):
+        parts[key] = (recipe.get(key) or {}).get(field, 0)
+    loss = (recipe.get("objective") or {}).get("loss")
+    if loss is not None:
+        parts["smoothing"] = loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0
+    return {
+        key: value for key, value in (config | parts).items() if key in Options.__annotations__ and value is not None
+    }

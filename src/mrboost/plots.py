@@ -100,5 +100,25 @@ def margin_curves(margins: Mapping[str, Sequence[float]], eps: float) -> str:
     return _svg(figure)
 
 
+def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels: Any) -> str:
+    """A function of two numbers, both along ``axis``: ``values[i, j]`` is that at ``(axis[j], axis[i])``."""
+    figure, axes = _axes(title, *labels, size=(4.4, 3.8))
+    filled = axes.contourf(axis, axis, values, levels=levels, cmap="viridis", extend="max")
+    axes.contour(axis, axis, values, levels=levels, colors="white", linewidths=0.4)
+    figure.colorbar(filled, ax=axes).ax.tick_params(labelsize=8)
+    return _svg(figure)
+
+
+def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False) -> str:
+    """One line for each label over 1, 2, 3 …"""
+    figure, axes = _axes(title, *labels)
+    for color, (label, row) in zip(_cycle(len(values)), values.items(), strict=True):
+        axes.plot(range(1, len(row) + 1), row, color=color, lw=1.6, label=label)
+    if logarithmic:
+        axes.set(xscale="log", yscale="log")
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure)
+
+
 def _cycle(count: int) -> list[str]:
     return [COLORS[i % len(COLORS)] for i in range(count)]

@@ -81,19 +81,19 @@ def write_report(
         _headline(labels, runs, dataset),
         _results_table(runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
-        f"<div class=row>{_plot(figures['robustness'])}{_plot(figures['margins'])}</div>",
+        f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
         f"<p class=note>{len(test):,} test images, best weights, {CURVE_ATTACK}. Left: each radius attacks the images "
         "that survived the smaller ones. Right: the probability of the true class minus the largest other one on "
         "attacked images; the height at 0 is the share that the attack fools.</p>",
-        f"<h2>Round by round</h2>{_plot(figures['rounds'])}" if "rounds" in figures else "",
+        f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
         _class_table(runs, dataset),
         "<h2>Training</h2>",
-        f"<div class=row>{_plot(figures['training'])}{_plot(figures['loss'])}</div>",
+        f"<div class=row>{embedded(figures['training'])}{embedded(figures['loss'])}</div>",
         "<h2>What the attack does</h2>",
         *galleries,
         _configuration(labels, runs),
     ]
-    files = {Path(out): _page("\n".join(body))}
+    files = {Path(out): html_page("\n".join(body))}
     if plots_dir is not None:
         files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
     for path, text in files.items():
@@ -294,7 +294,8 @@ def _png(image: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _plot(svg: str) -> str:
+def embedded(svg: str) -> str:
+    """A figure as an image that the page holds itself."""
     return f"<img class=plot alt='plot' src='data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}'>"
 
 
@@ -332,9 +333,10 @@ code{background:#eef2f7;padding:.1rem .3rem;border-radius:3px}
 """
 
 
-def _page(body: str) -> str:
+def html_page(body: str, title: str = "mrboost report") -> str:
+    """A page that loads nothing, in the one style."""
     return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><title>mrboost report</title>"
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>"
         "<meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<style>{_STYLE}</style></head><body><main>\n{body}\n</main></body></html>\n"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from . import data as datasets
 from .adaptive import adaptive
-from .attacks import PGD
+from .attacks import PGD, Attack
 from .data import Dataset, Split, hold_out
 from .devices import make_fabric
 from .ensemble import Ensemble, Mixture
@@ -22,6 +22,9 @@ from .outcomes import Evaluation
 from .runs import Run, load
 from .seeds import derive
 from .weights import learn_weights
+
+Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
+"""Attacks by label, made for the model that they are to attack."""
 
 
 def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
@@ -34,11 +37,14 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
             f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only its maker has: use "
             "mrboost.evaluate(mrboost.load(run), x, y)"
         )
-    dataset = datasets.load(name, place, verify=verify)
+    return _checked(run, datasets.load(name, place, verify=verify))
+
+
+def _checked(run: Run, dataset: Dataset) -> Dataset:
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
-            f"the training images of {name} are not those that the run in {str(run.folder)!r} was trained on: check "
-            "--data-dir, or use mrboost.evaluate for other images"
+            f"the training images of {dataset.name} are not those that the run in {str(run.folder)!r} was trained on: "
+            "check --data-dir, or use mrboost.evaluate for other images"
         )
     return dataset
 
@@ -86,10 +92,11 @@ def reweight_run(
 
 def evaluate_run(
     run_dir: str | Path,
-    attack: Sequence[str],
+    attack: Sequence[str] | Fitting,
     *,
     which: str = "best",
     rounds: int | None = None,
+    dataset: Dataset | None = None,
     n: int | None = None,
     eps: float | None = None,
     norm: str | None = None,
@@ -106,28 +113,32 @@ def evaluate_run(
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
     ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
-    ``resume`` goes on with an evaluation that was interrupted.
+    ``dataset`` is the run's own, if it is loaded already; ``resume`` goes on with an evaluation that was interrupted.
     """
     run = Run.open(run_dir)
     norm = run.config["norm"] if norm is None else norm
     if eps is None and norm != run.config["norm"]:
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
     eps = run.config["eps"] if eps is None else eps
-    resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
+    if not callable(attack):
+        resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
     model = load_model(run, which, device)
     if rounds is not None:
         if not 1 <= rounds <= len(model):
             raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
         model = model.first(rounds)
-    test = draw(load_data(run, data_dir, verify=verify).test, n)
-    attacks = resolve_attacks(attack, eps, norm) | (adaptive(model, eps, norm) if fit and eps else {})
+    data = load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)
+    whole = data.test
+    test = draw(whole, n)
+    attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
+    attacks |= adaptive(model, eps, norm) if fit and eps else {}
     folder = unfinished(run) / f"{which}-{len(model)}"
     result = evaluate(
         model, test, None, attacks, eps=eps, norm=norm, batch_size=batch_size, progress=progress, check=check,
         keep=folder if os.access(run.folder, os.W_OK) else None, resume=resume, examples=examples,
     )  # fmt: skip
     try:
-        _keep(run, which, len(model), result)
+        _keep(run, which, len(model), result, len(test) == len(whole))
     except OSError as error:  # a run that one may only read can be evaluated all the same
         tqdm.write(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}", file=sys.stderr)
     return result
@@ -138,13 +149,14 @@ def unfinished(run: Run) -> Path:
     return run.folder / "checkpoint" / "evaluation"
 
 
-def _keep(run: Run, which: str, members: int, result: Evaluation) -> None:
+def _keep(run: Run, which: str, members: int, result: Evaluation, whole: bool) -> None:
     """Merge by what was measured: weights, members, ball and images; a repeated attack replaces the older figure.
+    ``whole`` is whether these were all test images.
 
     Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
     """
     of = run.fingerprint(which, members)
-    new: dict[str, Any] = {"weights": which, "members": members, "of": of, **result.to_dict()}
+    new: dict[str, Any] = {"weights": which, "members": members, "of": of, "whole": whole, **result.to_dict()}
     results = run.results
     kept = []
     for old in results.get("evaluations", []):

@@ -294,3 +294,8 @@ def _is_new(folder: Path) -> bool:
 def check_kind(which: str) -> None:
     if which not in _KINDS:
         raise InputError(f"weights must be 'best' or 'last', got {which!r}")
+
+
+def slug(data: str) -> str:
+    """A name of data as a part of a folder's name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data.removeprefix("folder:")).name)

@@ -1,0 +1,158 @@
+"""The studies and their scales, as data: which recipes, on which data, under which attacks, with which options.
+
+A study of trainings is rows (a recipe each) × data × seeds; its numbers are those of ``paper.toml``'s columns. Two are
+figures without trainings and have a ``draw`` of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrboost.errors import unknown_name
+
+from .figures import Drawing, contours, theory
+
+Said = Mapping[str, Any]
+"""Options of a training, as ``boost`` takes them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a table: its label in the paper, its recipe, and what differs for it."""
+
+    label: str
+    recipe: str
+    model: str | None = None
+    attacks: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure of the paper.
+
+    ``attacks`` are on top of clean accuracy; ``staged`` evaluates the ensemble after each round; ``plot`` is "epochs"
+    for performance curves, "rounds" for accuracy against members; ``seconds`` adds the seconds of an epoch.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...] = ()
+    data: tuple[str, ...] = ("cifar10",)
+    model: str = "resnet18"
+    attacks: tuple[str, ...] = ("pgd-20",)
+    weights: tuple[str, ...] = ("best",)
+    staged: bool = False
+    plot: str = ""
+    seconds: bool = False
+    options: Said = field(default_factory=dict)
+    draw: Callable[[str], Drawing] | None = None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of the paper's effort is spent.
+
+    ``data`` and ``models`` stand in for the paper's, ``attacks`` for its attacks; ``steps`` shortens the inner ascent.
+    ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them. ``check`` looks for doubts.
+    """
+
+    name: str
+    summary: str
+    options: Said
+    data: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    attacks: Mapping[str, str] = field(default_factory=dict)
+    n: int | None = None
+    strong_n: int | None = None
+    steps: int | None = None
+    check: bool = True
+
+
+_CIFAR_SVHN = ("svhn", "cifar10", "cifar100")
+_ENDS = ("best", "last")
+_AT, _AT_MCE = Row("AT", "at"), Row("AT + MCE", "at-mce")
+
+STUDIES: Mapping[str, Study] = {study.name: study for study in (
+    Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
+    Study("mce-resnet18", "Adversarial training with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, weights=_ENDS),
+    Study(
+        "mce-wrn", "Five defences with and without MCE",
+        (
+            _AT, _AT_MCE, Row("TRADES", "trades"), Row("TRADES + MCE", "trades-mce"), Row("MART", "mart"),
+            Row("MART + MCE", "mart-mce"), Row("GAIR", "gair"), Row("GAIR + MCE", "gair-mce"), Row("AWP", "awp"),
+            Row("AWP + MCE", "awp-mce"),
+        ),
+        model="wrn-34-10", attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
+    ),
+    Study(
+        "boosting", "Margin boosting, greedy boosting, and larger networks",
+        (
+            Row("Wider model", "wider"),
+            Row("Deeper model", "deeper", model="resnet152"),
+            Row("RobBoost + Whole + RndInit", "robboost"),
+            Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
+            Row("RobBoost + Whole + PerInit", "robboost-perinit"),
+            Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
+            Row("RobBoost + Ind + RndInit", "robboost-ind"),
+            Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
+            Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
+            Row("MRBoost.NN + Ind + PerInit", "mrboost"),
+        ),
+        staged=True, plot="rounds",
+    ),
+    Study(
+        "samplers", "The samplers, and the loss doubled",
+        (
+            Row("Sampler.All", "at-mce"),  # one round of mrboost: nothing but the learner is attacked
+            Row("Sampler.Rnd", "mrboost-rnd"), Row("Sampler.Max", "mrboost-max"), Row("AT(2)", "at2"), _AT,
+        ),
+        options={"rounds": 1},
+    ),
+    Study("curves", "Accuracy over the epochs of a training", (_AT, _AT_MCE), weights=_ENDS, plot="epochs"),
+    Study(
+        "overhead", "Seconds of an epoch with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, attacks=(),
+        seconds=True,
+        # The time of an epoch includes its validation, so that is kept small; the first epoch warms up.
+        options={"epochs": 3, "select_on": "validation", "validation": 128},
+    ),
+    Study(
+        "pinot", "A randomised defence, broken",
+        (Row("Pinot", "pinot", attacks=("first member", "mean logits", "mean probabilities")), _AT), model="cnn9",
+    ),
+    Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
+    Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),
+)}  # fmt: skip
+
+SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (
+    Scale(
+        "full", "the paper's own configuration",
+        {"epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255, "select_on": "test"},
+    ),
+    Scale(
+        "short", "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
+        {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
+        data="cifar10", models={"wrn-34-10": "resnet18"}, strong_n=1000,
+    ),
+    Scale(
+        "smoke", "one epoch on digits, a few test images: seconds, to see that it runs",
+        {"epochs": 1, "rounds": 2, "validation": 32},
+        data="digits", models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), "cnn-digits"),
+        attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"}, n=40, strong_n=40, steps=2, check=False,
+    ),
+)}  # fmt: skip
+
+
+def get(name: str) -> Study:
+    """The study called ``name``."""
+    if name not in STUDIES:
+        raise unknown_name("study", name, STUDIES, hint="list them with: mrboost study --list")
+    return STUDIES[name]
+
+
+def get_scale(name: str) -> Scale:
+    """The scale called ``name``."""
+    if name not in SCALES:
+        raise unknown_name("scale", name, SCALES)
+    return SCALES[name]

@@ -1,0 +1,249 @@
+"""The page of a study, Markdown and HTML: our numbers beside the paper's, its claims on ours, and how it was made."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import torch
+
+from mrboost import __version__, plots
+from mrboost.errors import InputError
+from mrboost.report import embedded, html_page
+from mrboost.runs import Run
+from mrboost.storage import replace_file
+
+from .declared import SCALES
+from .figures import Table
+from .paper import Figures, Report, report
+from .planning import STRONG, Request, Training
+from .running import device_name
+
+NOTES, MADE = "Where the paper contradicts itself or leaves something open", "How it was made"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is written: a title, a line below it, caveats, tables, plots as SVG text by name, and lists by title."""
+
+    title: str
+    below: str
+    caveats: Sequence[str]
+    tables: Sequence[Table]
+    plots: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def markdown(self, stem: str) -> str:
+        parts = [f"# {self.title}", self.below, *(f"> {caveat}" for caveat in self.caveats)]
+        for table in self.tables:
+            lines = [table.head, ["---"] * len(table.head), *table.rows]
+            parts += [f"{table.title}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        parts += [f"![{name}]({stem}-{name}.svg)" for name in self.plots]
+        for title, items in self.lists.items():
+            parts += [f"## {title}", "\n".join(f"- {item}" for item in items)]
+        return "\n\n".join(parts) + "\n"
+
+    def html(self) -> str:
+        parts = [f"<h1>{_html(self.title)}</h1><p>{_html(self.below)}</p>"]
+        parts += [f"<p class=note><b>{_html(caveat)}</b></p>" for caveat in self.caveats]
+        for table in self.tables:
+            head = "".join(f"<th>{_html(cell)}</th>" for cell in table.head)
+            rows = ["".join(f"<td>{_html(cell)}</td>" for cell in row) for row in table.rows]
+            body = "".join(f"<tr>{row}</tr>" for row in (head, *rows))
+            parts.append(f"<p class=note>{_html(table.title)}</p><div class=scroll><table>{body}</table></div>")
+        parts.append(f"<div class=row>{''.join(map(embedded, self.plots.values()))}</div>")
+        for title, items in self.lists.items():
+            parts.append(f"<h2>{_html(title)}</h2><ul>{''.join(f'<li>{_html(item)}</li>' for item in items)}</ul>")
+        return html_page("\n".join(parts), self.title)
+
+    def write(self, out: Path, stem: str) -> tuple[Path, Path]:
+        """The Markdown and the HTML page."""
+        files = {out / f"{stem}.md": self.markdown(stem), out / f"{stem}.html": self.html()}
+        files |= {out / f"{stem}-{name}.svg": svg for name, svg in self.plots.items()}
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for path, text in files.items():
+                replace_file(path, text.encode())
+        except OSError as error:
+            raise InputError(f"cannot write to {str(out)!r}: {error.strerror}: choose another --out") from None
+        return out / f"{stem}.md", out / f"{stem}.html"
+
+
+def _html(text: str) -> str:
+    marked = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*\*([^*]*)\*\*", r"<b>\1</b>", marked)
+
+
+def compose(request: Request, command: str, device: str) -> Page:
+    """The page on what is there by now."""
+    study, paper = request.study, report(request.study.name)
+    if study.draw is not None:
+        drawing = study.draw(request.scale.name)
+        made = [f"`{command}`", _versions([]), f"Hardware: {device_name(device)}."]
+        return Page(
+            study.title, _below(request, paper), (), drawing.tables, drawing.plots, {NOTES: paper.notes, MADE: made}
+        )
+    trainings = request.trainings()
+    done = [training for training in trainings if training.is_done()]
+    runs = [run for training in done if (run := training.run()) is not None]
+    measures: dict[str, dict[str, list[float]]] = {row.label: {} for row in study.rows}
+    for one in done:
+        for column, value in one.measures().items():
+            measures[one.label].setdefault(column, []).append(value)
+    ours = {row: {c: statistics.mean(values) for c, values in found.items()} for row, found in measures.items()}
+    trained = {row.label: 0.0 for row in study.rows}
+    for t, run in zip(done, runs, strict=True):
+        trained[t.label] += sum(row["seconds"] for row in run.metrics()) / len(request.seeds)
+    evaluations = [(t, e) for t, run in zip(done, runs, strict=True) for e in run.results.get("evaluations", [])]
+    evaluation = sum(outcome["seconds"] for _, e in evaluations for outcome in e["outcomes"])
+    hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
+    lists: dict[str, Sequence[str]] = {
+        "Reasons to doubt these figures": sorted(
+            {f"{t.label}: {doubt['message']}" for t, e in evaluations for doubt in e.get("doubts", [])}
+        ),
+        NOTES: paper.notes,
+        MADE: [
+            f"`{command}`",
+            f"{len(done)} of {len(trainings)} trainings are finished; seeds {', '.join(map(str, request.seeds))}.",
+            _versions(runs),
+            f"Hardware: {', '.join(hardware) or 'none yet'}.",
+            f"Cost: {sum(trained.values()) * len(request.seeds):.0f} s of training (with its validation) and "
+            f"{evaluation:.0f} s of evaluation.",
+            f"Training by row, each seed: {', '.join(f'{row} {s:.0f} s' for row, s in trained.items() if s)}.",
+        ],
+    }
+    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours)]
+    lists = {title: items for title, items in lists.items() if items}
+    return Page(
+        study.title, _below(request, paper), _caveats(request, trainings), tables, _plots(request, done, ours), lists
+    )
+
+
+def _below(request: Request, paper: Report) -> str:
+    return f"`{request.study.name}` at scale {request.scale.name} ({request.scale.summary}), beside {paper.place}."
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    made = sorted({f"mrboost {v['mrboost']}, torch {v['torch']}" for run in runs for v in [run.config["versions"]]})
+    page = f"mrboost {__version__}, torch {torch.__version__}"
+    return f"Trained with {'; '.join(made)}; page by {page}." if made else f"Made with {page}."
+
+
+def _caveats(request: Request, trainings: Sequence[Training]) -> list[str]:
+    scale, found = request.scale, []
+    if scale.name != "full":
+        found.append("**Not the paper's setting**: compare the rows with one another, not with the paper's numbers.")
+    for data, paper_data in sorted({(t.data, t.paper_data) for t in trainings}):
+        if data != paper_data:
+            mirror = " A JPEG mirror's accuracies lie some points below the originals'." if "jpeg" in data else ""
+            found.append(f"Trained on `{Path(data).name}` in the place of {paper_data}.{mirror}")
+    changed = [f"{key} = {value}" for key, value in request.options.items()]
+    if changed:
+        found.append(f"Options other than the scale's: {', '.join(changed)}.")
+    swapped = {t.options["model"] for t in trainings} - {m for r in request.study.rows if (m := r.model)}
+    if swapped - {request.study.model}:
+        found.append(f"Networks: {', '.join(sorted(swapped))}; the paper's is {request.study.model}.")
+    if any(t.options.get("select_on") == "test" for t in trainings):
+        found.append("The best epoch was chosen on the test images, as in the paper: its accuracy is optimistic.")
+    used = {*request.also, *(attack for t in trainings for attack in t.attacks)}
+    found += [f"Attack {ours} in the place of {paper}." for paper, ours in scale.attacks.items() if paper in used]
+    return found
+
+
+def _table(
+    request: Request, paper: Report, trainings: Sequence[Training], measures: Mapping[str, Mapping[str, list[float]]]
+) -> Table:
+    """Three lines for each row: ours, the paper's, the difference."""
+    data, rounds = {t.paper_data for t in trainings}, max(t.options["rounds"] for t in trainings)
+    columns = [c for c in paper.columns if c.split("/")[0] in data and int(c.split("/")[2]) <= rounds]
+    columns += sorted({c for found in measures.values() for c in found} - set(columns))
+    rows, form = [], ".0f" if request.study.seconds else ".2f"
+    for row in request.study.rows:
+        ours, theirs = measures[row.label], paper.figures.get(row.label, {})
+        rows.append([row.label, "ours", *(_spread(ours.get(column)) for column in columns)])
+        rows.append(["", "paper", *(f"{theirs[column]:{form}}" if column in theirs else "–" for column in columns)])
+        differences = [
+            f"{statistics.mean(ours[column]) - theirs[column]:+.2f}" if column in ours and column in theirs else "–"
+            for column in columns
+        ]
+        rows.append(["", "difference", *differences])
+    unit = "Seconds of an epoch, the median after the first" if request.study.seconds else _unit(request)
+    spread = "; mean ± standard deviation over the seeds" if len(request.seeds) > 1 else ""
+    return Table(f"{unit}{spread}.", ["method", "", *_labels(columns)], rows)
+
+
+def _unit(request: Request) -> str:
+    attacks = {*request.also, *(a for row in request.study.rows for a in (row.attacks or request.study.attacks))}
+    counts = {"": request.images("")} | ({f" ({STRONG})": request.images(STRONG)} if STRONG in attacks else {})
+    said = ", ".join(
+        f"all test images{who}" if n is None else f"{n:,} test images{who}: ± {98 / math.sqrt(n):.1f} at 50 %"
+        for who, n in counts.items()
+    )
+    return f"Accuracy, %, on {said}"
+
+
+def _spread(values: Sequence[float] | None) -> str:
+    if not values:
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
+
+
+def _labels(columns: Sequence[str]) -> list[str]:
+    """The parts of the columns' names in which they differ."""
+    split = [column.split("/") for column in columns]
+    varying = [i for i in range(4) if i == 3 or len({parts[i] for parts in split}) > 1]
+    wording = ("{}", "{}", "members {}", "{}")
+    return [", ".join(wording[i].format(parts[i]) for i in varying) for parts in split]
+
+
+def _claims(paper: Report, ours: Figures) -> list[Table]:
+    rows = []
+    for claim in paper.claims:
+        cells = []
+        for figures in (paper.figures, ours):
+            found = [difference for *_, difference in claim.differences(figures)]
+            holds = sum(difference > 0 for difference in found)
+            cells.append(f"{holds} of {len(found)}, least {min(found):+.2f}" if found else "not measured")
+        rows.append([claim.says, *cells])
+    head = ["the paper says", "holds on its numbers", "holds on ours"]
+    return (
+        [
+            Table(
+                "What the text says of these numbers: comparisons in which it holds, and the least surplus.", head, rows
+            )
+        ]
+        if rows
+        else []
+    )
+
+
+def _plots(request: Request, done: Sequence[Training], ours: Figures) -> dict[str, str]:
+    if not done or not request.study.plot:
+        return {}
+    if request.study.plot == "epochs":
+        first = {t.label: t for t in reversed(done)}  # the first seed's
+        metrics = {label: run.metrics() for label, t in sorted(first.items()) if (run := t.run()) is not None}
+        return {"epochs": plots.training_curves(metrics, str(done[0].options.get("select_on", "validation")))}
+    staged: dict[str, list[dict[str, object]]] = {}
+    for row, found in ours.items():
+        for column in found:
+            data, which, members, _ = column.split("/")
+            names = {name: f"{data}/{which}/{members}/{name}" for name in ("clean", "pgd-20")}
+            if column == names["clean"] and names["pgd-20"] in found:
+                scores = {name: {"accuracy": found[c] / 100} for name, c in names.items()}
+                staged.setdefault(row, []).append({"round": int(members), **scores})
+    return {"rounds": plots.round_curves({row: rows for row, rows in staged.items() if len(rows) > 1}, "test")}
+
+
+def listing() -> str:
+    """The studies and the scales, one line each."""
+    from .declared import STUDIES
+
+    lines = [f"{name:<14} {study.title} ({report(name).place})" for name, study in STUDIES.items()]
+    return "\n".join([*lines, "", *(f"--scale {name:<6} {scale.summary}" for name, scale in SCALES.items())])

@@ -1,0 +1,176 @@
+"""Which trainings a study consists of, what is left of them to do, and what they have given.
+
+Every training is an ordinary run folder under ``OUT/runs``; studies that need the same training share it. What is
+finished is read from the folders alone, so they can be made on several machines and gathered.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mrboost import recipes
+from mrboost.attacks import named
+from mrboost.config import as_said, differences
+from mrboost.errors import InputError
+from mrboost.runs import Run, slug
+
+from .declared import Row, Said, Scale, Study
+
+STRONG = "autoattack"
+Stage = tuple[str, int, int | None, tuple[str, ...]]
+"""One evaluation: weights, members, test images (None is all), the paper's attacks."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study as it was asked for: ``options`` override the scale's, ``n`` its number of test images; ``also`` are more
+    attacks on the finished classifiers."""
+
+    study: Study
+    scale: Scale
+    out: Path
+    data: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    n: int | None = None
+    also: tuple[str, ...] = ()
+    options: Said = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for attack in self.also:
+            named(attack)  # a mistyped name is found at once
+        if self.n is not None and self.n < 1:
+            raise InputError(f"n must be at least 1, got {self.n}")
+
+    def images(self, attack: str) -> int | None:
+        """How many test images this attack is to see; None is all."""
+        usual = self.scale.strong_n if attack == STRONG else self.scale.n
+        return usual if self.n is None else min(self.n, usual or self.n)
+
+    def trainings(self) -> list[Training]:
+        """One for each data, row and seed."""
+        names = self.data or ((self.scale.data,) if self.scale.data else self.study.data)
+        paper_data = {name: name if name in self.study.data else "cifar10" for name in names}
+        if len(set(paper_data.values())) < len(paper_data):
+            raise InputError(f"several of --data {' '.join(names)} would stand for the paper's cifar10: give one")
+        return [
+            self._training(row, name, paper_data[name], seed)
+            for name in names
+            for row in self.study.rows
+            for seed in self.seeds
+        ]
+
+    def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
+        scale, study, recipe = self.scale, self.study, recipes.get(row.recipe)
+        recipe = recipe if scale.steps is None else replace(recipe, steps=scale.steps)
+        model = row.model or study.model
+        options = {"model": scale.models.get(model, model), **scale.options, **study.options, **self.options}
+        boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study
+        rounds = options["rounds"] if boosted and "rounds" in options else study.options.get("rounds", recipe.rounds)
+        options |= {"rounds": rounds, "seed": seed}
+        folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{options['epochs']}-seed{seed}"
+        attacks = study.attacks if row.attacks is None else row.attacks
+        return Training(self, row.label, recipe, data, paper_data, options, attacks, self.out / "runs" / folder)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of a study. Its measures have the names of the paper's columns: data/weights/members/measure."""
+
+    request: Request
+    label: str
+    recipe: recipes.Recipe
+    data: str
+    paper_data: str
+    options: Said
+    attacks: tuple[str, ...]
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.label} on {self.data}, seed {self.options['seed']}"
+
+    def run(self) -> Run | None:
+        """The run, if there is one; that of another configuration is refused."""
+        if not (self.folder / "config.json").exists():
+            return None
+        run = Run.open(self.folder)
+        said = {key: value for key, value in self.options.items() if key != "model"}  # the folder's name has it
+        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
+        recipe = run.config["recipe"]
+        saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
+        changed = differences({key: saved.get(key) for key in said}, said)
+        if changed:
+            raise InputError(
+                f"the run in {str(self.folder)!r} has another configuration ({'; '.join(changed)}): give the options "
+                "that it was made with, or choose another --out"
+            )
+        return run
+
+    def is_trained(self) -> bool:
+        run = self.run()
+        return run is not None and run.rounds_done() >= self.options["rounds"]
+
+    def is_done(self) -> bool:
+        return self.is_trained() and not self.pending()
+
+    def actual(self, attack: str) -> str:
+        """The attack that stands for the paper's at this scale."""
+        return self.request.scale.attacks.get(attack, attack)
+
+    def _stages(self) -> Iterator[Stage]:
+        rounds = self.options["rounds"]
+        for which in self.request.study.weights:
+            for members in range(1 if self.request.study.staged else rounds, rounds + 1):
+                attacks = dict.fromkeys(self.attacks + (self.request.also if members == rounds else ()))
+                for n in dict.fromkeys(self.request.images(attack) for attack in attacks):
+                    yield which, members, n, tuple(a for a in attacks if self.request.images(a) == n)
+
+    def pending(self) -> list[Stage]:
+        """The evaluations of a trained run that are not there yet."""
+        run = self.run()
+        assert run is not None
+        return [
+            (which, members, n, attacks)
+            for which, members, n, attacks in self._stages()
+            if not {self.actual(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
+        ]
+
+    def measures(self) -> dict[str, float]:
+        """Of a finished run: accuracies in per cent, seconds of an epoch."""
+        run = self.run()
+        assert run is not None
+        found: dict[str, float] = {}
+        if self.request.study.seconds:
+            epochs = [row["seconds"] for row in run.metrics()]
+            found[f"{self.paper_data}/best/1/seconds"] = statistics.median(epochs[1:] or epochs)
+        for which, members, n, attacks in self._stages():
+            known = outcomes(run, which, members, n)
+            for attack in ("clean", *attacks):  # the clean accuracy of the first of them: that on the most images
+                found.setdefault(
+                    f"{self.paper_data}/{which}/{members}/{attack}", 100 * known[self.actual(attack)]["accuracy"]
+                )
+        return found
+
+
+def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dict[str, Any]]:
+    """What is known of these weights and members on so many test images at the run's radius, by attack."""
+    found: dict[str, dict[str, Any]] = {}
+    if not run.results.get("evaluations"):
+        return found
+    of = _fingerprint(run.folder, which, members, max(p.stat().st_mtime_ns for p in run.folder.glob("members/*")))
+    wanted = {"weights": which, "members": members, "of": of, "eps": run.config["eps"]}
+    for evaluation in run.results["evaluations"]:
+        whole = evaluation.get("whole", False)
+        enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
+        if enough and all(evaluation.get(key) == value for key, value in wanted.items()):
+            found |= {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
+    return found
+
+
+@cache
+def _fingerprint(folder: Path, which: str, members: int, stamp: int) -> str:  # noqa: ARG001 — files may change
+    return Run.open(folder).fingerprint(which, members)

@@ -1,0 +1,102 @@
+"""Carrying a study out: train and evaluate what its run folders do not hold yet."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from mrboost import data as datasets
+from mrboost.attacks import PGD, Attack, named
+from mrboost.boosting import boost
+from mrboost.data import Dataset
+from mrboost.devices import make_fabric
+from mrboost.ensemble import Ensemble, Mixture
+from mrboost.errors import InputError, unknown_name
+from mrboost.mixtures import attacks_on
+from mrboost.results import evaluate_run, unfinished
+from mrboost.runs import Run
+
+from .planning import Training
+
+
+def choose(
+    trainings: Sequence[Training], only: Sequence[str] = (), part: tuple[int, int] | None = None
+) -> list[Training]:
+    """Those of the rows ``only``, by label or recipe, and of these every n-th from the i-th for part (i, n)."""
+    if only:
+        names = {name.lower(): t.label for t in trainings for name in (t.recipe.name, t.label)}
+        for name in only:
+            if name.lower() not in names:
+                raise unknown_name("row", name, {t.label for t in trainings}, hint="or a row's recipe")
+        labels = {names[name.lower()] for name in only}
+        trainings = [t for t in trainings if t.label in labels]
+    return list(trainings if part is None else trainings[part[0] - 1 :: part[1]])
+
+
+def carry_out(
+    trainings: Sequence[Training],
+    *,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = False,
+) -> None:
+    """Train and evaluate what is not done yet."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InputError("a study is split over machines with --part 1/4 and so on, not with torchrun")
+    waiting = [training for training in trainings if not training.is_done()]
+    # All of it first: data that is missing should not be found out after a day.
+    loaded = {name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}}
+    where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
+    for number, training in enumerate(trainings, start=1):
+        if training not in waiting:
+            continue
+        if progress:
+            tqdm.write(f"{training.request.study.name}: {number} of {len(trainings)}, {training}", file=sys.stderr)
+        dataset = loaded[training.data]
+        if not training.is_trained():
+            boost(training.recipe, dataset, out=training.folder, resume=True, **where, **training.options)
+        run = Run.open(training.folder)
+        hardware = sorted({*run.results.get("hardware", []), device_name(device)})
+        run.save_results({**run.results, "hardware": hardware})
+        _evaluate(training, run, dataset, where)
+        shutil.rmtree(unfinished(run), ignore_errors=True)
+
+
+def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, Any]) -> None:
+    for which, members, n, attacks in training.pending():
+        evaluate_run(
+            run.folder, partial(attacks_of, training, run, attacks), which=which, rounds=members,
+            n=None if n is None else min(n, len(dataset.test)), dataset=dataset, resume=True,
+            check=training.request.scale.check and members == training.options["rounds"], **where,
+        )  # fmt: skip
+
+
+def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:
+    """The attacks by name, PGD with the run's own step: the paper's is 1/255 on SVHN and 2/255 elsewhere."""
+    eps, norm, step = (run.config[key] for key in ("eps", "norm", "step_size"))
+    special = attacks_on(model, PGD(eps, norm, steps=20, step_size=step)) if isinstance(model, Mixture) else {}
+    found: dict[str, Attack] = {}
+    for name in map(training.actual, names):
+        attack = special.get(name) or named(name, eps, norm)
+        stepping = isinstance(attack, PGD) and name.startswith("pgd-")
+        found[name] = replace(attack, step_size=step) if stepping else attack  # type: ignore[type-var]
+    return found
+
+
+def device_name(device: str) -> str:
+    """The device in words."""
+    where = make_fabric(device).device
+    if where.type == "cuda":
+        return torch.cuda.get_device_name(where)
+    return f"{platform.machine()} {where.type}, {os.cpu_count()} cores"

@@ -1,0 +1,371 @@
+"""Studies through the command line: all of them at scale smoke, going on, splitting, pages, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mrboost
+from mrboost import studies
+from mrboost.attacks import PGD
+from mrboost.cli import main
+from mrboost.config import resolve
+from mrboost.data import Dataset, Split
+from mrboost.data.registry import SOURCES
+from mrboost.studies import running
+
+SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
+
+
+def cells(page: Path) -> dict[str, dict[str, list[str]]]:
+    """The first table of a page: method, then ours / paper / difference, to the cells."""
+    found: dict[str, dict[str, list[str]]] = {}
+    method = ""
+    for line in page.read_text().split("| method |")[1].split("\n\n")[0].splitlines()[2:]:
+        name, kind, *values = [cell.strip() for cell in line.strip("|").split("|")]
+        method = name or method
+        found.setdefault(method, {})[kind] = values
+    return found
+
+
+def outcome(run: Path, attack: str, weights: str = "best", members: int = 1) -> float:
+    for evaluation in json.loads((run / "results.json").read_text())["evaluations"]:
+        if (evaluation["weights"], evaluation["members"]) == (weights, members):
+            return 100 * {o["attack"]: o["accuracy"] for o in evaluation["outcomes"]}[attack]
+    raise AssertionError(f"{run} has no such evaluation")
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All studies at scale smoke."""
+    out = tmp_path_factory.mktemp("studies")
+    for name in studies.STUDIES:
+        assert main(["study", name, *SMOKE, "--out", str(out)]) == 0, name
+    return out
+
+
+# Pages
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_every_study_writes_its_pages(name: str, smoke: Path) -> None:
+    markdown, html = ((smoke / f"{name}.{kind}").read_text() for kind in ("md", "html"))
+    assert f"`mrboost study {name} --scale smoke --device cpu --quiet --out {smoke}`" in markdown
+    assert f"torch {torch.__version__}" in markdown
+    assert "Hardware: " in markdown
+    assert "http" not in html.replace("http://www.w3.org", ""), "the page must load nothing"
+    for note in studies.report(name).notes:
+        assert note in markdown
+    for picture in re.findall(r"!\[\w+\]\((.*?)\)", markdown):
+        assert (smoke / picture).read_text().startswith("<?xml")
+    assert html.count("data:image/svg+xml;base64") == markdown.count("![")
+    study = studies.get(name)
+    assert ("![" in markdown) == bool(study.plot or study.draw)
+    if study.draw is None:
+        assert list(cells(smoke / f"{name}.md")) == [row.label for row in study.rows]
+        done = re.search(r"(\d+) of (\d+) trainings are finished", markdown)
+        assert done is not None
+        assert int(done[1]) == int(done[2]) == len(study.rows)
+        assert re.search(r"Cost: \d+ s of training", markdown)
+        assert "> **Not the paper's setting**" in markdown
+        assert "> Trained on `digits` in the place of cifar10." in markdown
+
+
+def test_cells_are_what_the_runs_hold(smoke: Path) -> None:
+    table = cells(smoke / "mce-resnet18.md")
+    assert table["AT + MCE"]["paper"] == ["81.13", "51.86", "84.37", "48.47"]
+    for label, recipe in (("AT", "at"), ("AT + MCE", "at-mce")):
+        run = smoke / "runs" / f"digits-cnn-digits-{recipe}-1x1-seed0"
+        ours = [outcome(run, attack, weights) for weights in ("best", "last") for attack in ("clean", "pgd-20")]
+        assert table[label]["ours"] == [f"{value:.2f}" for value in ours]
+        theirs = [float(value) for value in table[label]["paper"]]
+        assert table[label]["difference"] == [f"{a - b:+.2f}" for a, b in zip(ours, theirs, strict=True)]
+
+
+def test_a_staged_study_has_every_round(smoke: Path) -> None:
+    table = cells(smoke / "boosting.md")
+    run = smoke / "runs" / "digits-cnn-digits-mrboost-2x1-seed0"
+    expected = [outcome(run, attack, members=m) for m in (1, 2) for attack in ("clean", "pgd-20")]
+    assert table["MRBoost.NN + Ind + PerInit"]["ours"] == [f"{value:.2f}" for value in expected]
+    assert table["Wider model"]["ours"][2:] == ["–", "–"]
+    assert json.loads((smoke / "runs/digits-cnn-digits-wider-1x1-seed0/config.json").read_text())["model"] == (
+        "5xcnn-digits"
+    )
+
+
+def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
+    lines = (smoke / "runs/digits-cnn-digits-at-1x3-seed0/metrics.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
+    assert cells(smoke / "overhead.md")["AT"]["ours"] == [f"{statistics.median(seconds[1:]):.2f}"]
+
+
+def test_pinot_is_attacked_in_three_ways(smoke: Path) -> None:
+    run = smoke / "runs/digits-cnn-digits-pinot-2x1-seed0"
+    names = ("clean", "first member", "mean logits", "mean probabilities")
+    expected = [f"{outcome(run, name, members=2):.2f}" for name in names]
+    assert cells(smoke / "pinot.md")["Pinot"]["ours"][:4] == expected
+
+
+def test_studies_share_their_trainings(smoke: Path) -> None:
+    names = {path.name for path in (smoke / "runs").iterdir()}
+    assert len(names) == 26
+    assert sum("-at-mce-1x1-" in name for name in names) == 1, "for mce-resnet18, mce-wrn, samplers, curves, adaptive"
+
+
+def test_contours_and_theory_state_closed_forms(smoke: Path) -> None:
+    e = math.exp
+    mce = -5 + math.log(e(5) + e(4) + 1) + 4 + math.log(e(-5) + e(-4) + 1)
+    ce = 2 * (-5 + math.log(e(5) + e(4) + 1))
+    assert f"| (5, 4, 0) | {mce:.3f} | {ce:.3f} | {mce - ce:+.3f} |" in (smoke / "mce-contours.md").read_text()
+    theory = (smoke / "theory.md").read_text()
+    assert "| margin boosting | holds | 0.8000 | holds, τ = 0.2 |" in theory
+    assert "| RobBoost | fails | -1.0000 | fails |" in theory
+    assert "within the bound in all 200 rounds" in theory
+    assert f"| {3 * math.log(714) / math.sqrt(100):.4f} | yes |" in theory
+
+
+# Going on, and splitting
+
+
+def test_a_finished_study_does_nothing_again(smoke: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("this is done already")
+
+    for name in ("boost", "evaluate_run"):
+        monkeypatch.setattr(running, name, never)
+    monkeypatch.setattr(running.datasets, "load", never)
+    for name in ("mce-wrn", "boosting", "adaptive"):
+        before = (smoke / f"{name}.md").read_text()
+        assert main(["study", name, *SMOKE, "--out", str(smoke)]) == 0
+        assert (smoke / f"{name}.md").read_text() == before
+
+
+def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
+    real, trained = running.boost, []
+
+    def boost(recipe: mrboost.Recipe, *arguments: object, **options: object) -> object:
+        if trained == ["at"]:
+            trained.append("interrupted")
+            raise KeyboardInterrupt
+        trained.append(recipe.name)
+        return real(recipe, *arguments, **options)
+
+    monkeypatch.setattr(running, "boost", boost)
+    command = ["study", "curves", "--scale", "smoke", "--device", "cpu", "--n", "12", "--out", str(tmp_path)]
+    assert main(command) == 130
+    err = capsys.readouterr().err
+    assert "curves: 1 of 2, AT on digits, seed 0" in err
+    assert "the study again, goes on" in err
+    metrics = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0/metrics.jsonl"
+    before = metrics.read_bytes(), metrics.stat().st_mtime_ns
+    assert main(command) == 0
+    assert trained == ["at", "interrupted", "at-mce"]
+    assert (metrics.read_bytes(), metrics.stat().st_mtime_ns) == before
+    assert "2 of 2 trainings are finished" in (tmp_path / "curves.md").read_text()
+    out, err = capsys.readouterr()
+    assert "curves: 2 of 2, AT + MCE on digits, seed 0" in err
+    assert str(tmp_path / "curves.html") in out
+
+
+def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None:
+    command = ["study", "curves", *SMOKE, "--n", "12", "--seeds", "0", "1"]
+    for part in (1, 2):
+        assert main([*command, "--part", f"{part}/2", "--out", str(tmp_path / f"machine{part}"), "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    assert not (tmp_path / "machine1/curves.md").exists()
+    for part in (1, 2):
+        shutil.copytree(tmp_path / f"machine{part}/runs", tmp_path / "all/runs", dirs_exist_ok=True)
+
+    def no_data(*_: object, **__: object) -> None:
+        raise AssertionError("gathering needs no data")
+
+    monkeypatch.setattr(running.datasets, "load", no_data)
+    assert main([*command, "--out", str(tmp_path / "all")]) == 0
+    values = [
+        outcome(tmp_path / f"all/runs/digits-cnn-digits-at-mce-1x1-seed{seed}", "pgd-20", "last") for seed in (0, 1)
+    ]
+    ours = cells(tmp_path / "all/curves.md")["AT + MCE"]["ours"]
+    assert ours[3] == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert "mean ± standard deviation over the seeds" in (tmp_path / "all/curves.md").read_text()
+
+
+def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
+    command = ["study", "adaptive", *SMOKE, "--out", str(tmp_path)]
+    for n in (10, 11):
+        assert main([*command, "--n", str(n)]) == 0
+        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text()
+    run = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0"
+    found = json.loads((run / "results.json").read_text())
+    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 11]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
+
+
+def test_only_some_rows(tmp_path, capsys) -> None:
+    command = ["study", "samplers", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "Sampler.Rnd", "at2"]
+    assert main(command) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "digits-cnn-digits-at2-1x1-seed0",
+        "digits-cnn-digits-mrboost-rnd-1x1-seed0",
+    ]
+    table = cells(tmp_path / "samplers.md")
+    assert table["Sampler.All"]["ours"] == ["–", "–"]
+    assert "–" not in table["AT(2)"]["ours"]
+    assert "2 of 5 trainings are finished" in (tmp_path / "samplers.md").read_text()
+
+
+def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
+    from PIL import Image
+
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 24), ("test", 4)):
+        for label in range(3):
+            folder = tmp_path / "mirror-jpeg" / split / "abc"[label]
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    out = tmp_path / "out"
+    options = [
+        "--out",
+        str(out),
+        "--data",
+        f"folder:{tmp_path / 'mirror-jpeg'}",
+        "--also",
+        "pgd-mce-5",
+        "--rounds",
+        "3",
+    ]
+    command = ["study", "boosting", *SMOKE, *options, "--only", "mrboost"]
+    assert main(command) == 0
+    run = out / "runs/mirror-jpeg-cnn-digits-mrboost-3x1-seed0"
+    results = json.loads((run / "results.json").read_text())
+    attacks = [[o["attack"] for o in evaluation["outcomes"]] for evaluation in results["evaluations"]]
+    assert attacks == [["clean", "pgd-20"]] * 2 + [["clean", "pgd-20", "pgd-mce-5"]]
+    assert {(e["n"], e["whole"]) for e in results["evaluations"]} == {(12, True)}
+    assert results["hardware"]
+
+    results["evaluations"][0]["doubts"] = [{"check": "made up", "message": "a reason to doubt"}]
+    (run / "results.json").write_text(json.dumps(results))
+    capsys.readouterr()
+    assert main(command) == 0
+    page = capsys.readouterr().out
+    assert "| members 3, pgd-20 | members 3, pgd-mce-5 |" in page
+    assert cells(out / "boosting.md")["MRBoost.NN + Ind + PerInit"]["ours"][-1] == (
+        f"{outcome(run, 'pgd-mce-5', members=3):.2f}"
+    )
+    assert "- MRBoost.NN + Ind + PerInit: a reason to doubt" in page
+    assert (
+        "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie some points below" in page
+    )
+    assert "> Options other than the scale's: rounds = 3." in page
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["boostin"], "unknown study 'boostin': did you mean boosting?"),
+        ([], "mrboost study --list"),
+        (["boosting", "--scale", "long"], "unknown scale 'long'"),
+        (["boosting", "--only", "MRBoost.NN + Ind"], "did you mean MRBoost.NN + Ind + "),
+        (["boosting", "--also", "pgd"], "unknown attack 'pgd'"),
+        (["boosting", "--part", "5/4"], "'5/4' is not a part such as 2/4"),
+        (["boosting", "--data", "folder:nowhere"], "nowhere"),
+        (["boosting", "--data", "digits", "mnist"], "give one"),
+        (["boosting", "--scale", "smoke", "--model", "resnet19"], "unknown model 'resnet19'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:
+    assert main(["study", *arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+
+
+def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsys) -> None:
+    real = running.datasets.load
+    monkeypatch.setattr(running.datasets, "load", lambda *a, **k: real(*a, **k, download=False))
+    assert main(["study", "mce-wrn", "--scale", "full", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "put cifar-10-python.tar.gz into" in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
+    capsys.readouterr()
+    for changed in (["--lr", "0.05"], ["--schedule", "one-cycle"], ["--ema", "0.9"]):
+        assert main(["study", "curves", *SMOKE, *changed, "--out", str(smoke)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"{changed[0][2:]}: " in err
+        assert "choose another --out" in err
+
+
+def test_list_names_every_study_and_scale(capsys) -> None:
+    assert main(["study", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == list(studies.STUDIES)
+    assert [line.split()[1] for line in out.split("\n\n")[1].splitlines()] == ["full", "short", "smoke"]
+
+
+# The paper's configuration
+
+
+def _like(name: str) -> Dataset:
+    """A few images with the name and the defaults of a real dataset."""
+    source = SOURCES[name]
+    y = torch.arange(2 * len(source.classes)) % len(source.classes)
+    split = Split(torch.rand(len(y), *source.shape), y)
+    return Dataset(name, split, split, source.classes, source.defaults)
+
+
+def test_full_is_the_papers_configuration(tmp_path) -> None:
+    seen = set()
+    for study in studies.STUDIES.values():
+        for training in studies.Request(study, studies.get_scale("full"), tmp_path).trainings():
+            config = resolve(training.recipe, _like(training.data), **{**training.options, "validation": 2})
+            epochs, select_on = (3, "validation") if study.name == "overhead" else (100, "test")
+            assert (config.epochs, config.batch_size, config.lr, config.select_on) == (epochs, 128, 0.1, select_on)
+            assert (config.recipe.momentum, config.recipe.weight_decay, config.recipe.steps) == (0.9, 5e-4, 10)
+            assert [config.recipe.schedule(epoch / 100) for epoch in (0, 49, 50, 74, 75, 99)] == pytest.approx(
+                [1, 1, 0.1, 0.1, 0.01, 0.01]
+            )
+            assert (config.eps, config.norm) == (8 / 255, "Linf")
+            assert config.step_size == pytest.approx(1 / 255 if training.data == "svhn" else 2 / 255)
+            boosted = study.name == "boosting" and training.label.startswith(("MRBoost", "RobBoost"))
+            assert config.rounds == (5 if boosted else 2 if training.label == "Pinot" else 1)
+            seen.add((study.name, config.data, config.model))
+    resnets = {("mce-resnet18", data, "resnet18") for data in ("svhn", "cifar10", "cifar100")}
+    assert seen == resnets | {("overhead", data, model) for _, data, model in resnets} | {
+        ("mce-wrn", "cifar10", "wrn-34-10"),
+        *(("boosting", "cifar10", model) for model in ("resnet18", "5xresnet18", "resnet152")),
+        *((name, "cifar10", "resnet18") for name in ("samplers", "curves", "adaptive")),
+        ("pinot", "cifar10", "cnn9"),
+    }
+
+
+def test_pgd_steps_as_far_as_in_training(tmp_path) -> None:
+    training, *_ = studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
+    run = SimpleNamespace(config={"eps": 8 / 255, "norm": "Linf", "step_size": 1 / 255})
+    model = mrboost.Ensemble([torch.nn.Flatten()])
+    found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
+    assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
+    assert found["pgd-mce-20"].step_size == 1 / 255
+    assert found["fgsm"].step_size != 1 / 255
+
+
+def test_one_round_of_margin_boosting_is_sampler_all(tiny: Dataset) -> None:
+    boosted = mrboost.boost("mrboost", tiny, rounds=1, epochs=2, device="cpu").state_dict()
+    single = mrboost.boost("at-mce", tiny, epochs=2, device="cpu").state_dict()
+    assert all(torch.equal(boosted[key], single[key]) for key in single)
