@@ -57,6 +57,7 @@ def test_fit_predict_certify_and_stages(iris, options):
     assert "robust accuracy" in str(fitted.certify(X, y))
 
 
+@pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 def test_search_over_eps_in_a_pipeline(iris):
     X, y = iris
     pipeline = make_pipeline(MinMaxScaler(), MRBoostClassifier(n_rounds=50))
@@ -73,6 +74,7 @@ def test_eps_in_the_units_of_columns_is_min_max_scaling(iris):
     assert own.robust_score(X, y) == pytest.approx(unit.robust_score(scaled, y), abs=0.02)
 
 
+@pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 def test_robustness_costs_less_where_it_was_trained_for(iris):
     X, y = iris
     plain, robust = MRBoostClassifier(0.0).fit(X, y), MRBoostClassifier(0.3).fit(X, y)
@@ -159,7 +161,7 @@ def test_as_many_classes_as_points():
 
 def test_too_large_an_eps_is_said_plainly(iris):
     X, y = iris
-    with pytest.warns(RobustnessWarning, match="eps is too large for this table; on this table no classifier"):
+    with pytest.warns(RobustnessWarning, match="no classifier can have more than 50.0% of them right"):
         MRBoostClassifier(50.0).fit(X, y)
 
 

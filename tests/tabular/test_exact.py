@@ -299,7 +299,7 @@ def test_a_column_that_cannot_move_separates_twins():
 
 def test_overlapping_classes_make_the_hard_game_worthless():
     X, y = np.array([[0.0], [1.0], [5.0], [6.0]]), np.array([0, 1, 0, 1])
-    with pytest.warns(RobustnessWarning, match="at most 50.0% can be robust"):
+    with pytest.warns(RobustnessWarning, match="worth nothing.*use nu=.*no classifier can have more than 50.0%"):
         fitted = MRBoostClassifier(0.5, solver="lp", nu=0.0).fit(X, y)
     assert fitted.certificate_.value == pytest.approx((0, 0), abs=1e-9)
 
@@ -309,3 +309,41 @@ def test_certificate_of_training_points_matches_certify():
     fitted = MRBoostClassifier(1.0).fit(X, y)
     assert (fitted.certificate_.margin == fitted.certify(X, y).margin).all()
     assert (certify(fitted.model_, X, y, np.zeros(3)).robust <= (fitted.predict(X) == y)).all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e7, 3e7, 1.6e9, 1e12])
+@pytest.mark.parametrize("base", ["stump", "tree"])
+def test_radius_far_from_zero(base, offset):
+    """Where x + radius rounds, the threshold must still be passed: no row here withstands more than half."""
+    X, y = offset + np.repeat([0.0, 1.0], 8)[:, None], np.repeat([0, 1], 8)
+    fitted = MRBoostClassifier(0.1, base=base, random_state=0).fit(X, y)
+    found = fitted.certify(X, y)
+    assert found.robust.all()
+    assert found.radius == pytest.approx(np.full(16, 0.5), rel=1e-2)
+    assert fitted.robust_score(X, y, eps=0.6) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
+def test_radius_of_small_and_large_units(scale):
+    X, y = scale * np.repeat([0.0, 1.0], 8)[:, None], np.repeat([0, 1], 8)
+    found = MRBoostClassifier(0.1 * scale).fit(X, y).certify(X, y)
+    assert found.robust.all()
+    assert found.radius == pytest.approx(np.full(16, 0.5 * scale), rel=1e-2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_chosen_nu_does_not_end_in_a_tie_where_a_larger_one_would_not(seed):
+    random = np.random.default_rng(seed)
+    y = np.repeat([0, 1], 60)
+    X = random.normal(size=(120, 2)) + y[:, None]
+    with pytest.warns(RobustnessWarning, match="no classifier can have more than"):
+        fitted = MRBoostClassifier(0.5, solver="lp", random_state=0).fit(X, y)
+    assert fitted.certificate_.value[0] > 1e-6
+    assert fitted.certificate_.robust_accuracy > 0.4
+
+
+def test_trees_count_rows_not_distinct_rows():
+    """Exclusive-or of two binary columns: four distinct rows, many of each."""
+    X = np.tile([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], (50, 1))
+    y = (X[:, 0] != X[:, 1]).astype(int)
+    assert MRBoostClassifier(0.1, base="tree", random_state=0).fit(X, y).robust_score(X, y) == 1

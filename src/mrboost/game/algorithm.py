@@ -111,8 +111,10 @@ def mrboost(
     """
     if not isinstance(game, Learner):
         game = as_payoff(game)
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {rounds}")
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
+    if tolerance is not None and not tolerance >= 0:
+        raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
     rates = _rates(eta, rounds, game)
     gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
     average = np.zeros(game.points)  # Σ_j P_j

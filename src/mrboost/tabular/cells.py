@@ -14,6 +14,9 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils.validation import check_array
+
+from mrboost.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -151,5 +154,7 @@ class RangeSums:
 
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:
     """``fraction`` of the range (maximum - minimum) of each column: the eps that min-max scaling would make of it."""
-    table = np.asarray(X, dtype=np.float64)
-    return np.asarray(np.ptp(table, axis=0) * np.asarray(fraction, dtype=np.float64))
+    share = np.asarray(fraction, dtype=np.float64)
+    if not (np.isfinite(share).all() and (share >= 0).all()):
+        raise InputError(f"fraction is {fraction!r}: use numbers >= 0, 0.05 for 5 % of each range")
+    return np.asarray(np.ptp(check_array(X, dtype=np.float64), axis=0) * share)

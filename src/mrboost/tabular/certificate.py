@@ -39,6 +39,8 @@ class Certificate:
     """Training set only: the interval that holds the value of the game (trees: of the treewise one, on those grown)."""
     attainable: float | None = None
     """Training set only: the best robust accuracy that any classifier can have there."""
+    searched: bool = True
+    """Whether witnesses were looked for; in the training set's certificate of trees they are not."""
 
     @property
     def accuracy(self) -> float:
@@ -54,10 +56,11 @@ class Certificate:
         return ~(self.robust | self.misled)
 
     def __str__(self) -> str:
+        misled = f"misled by a witness: {self.misled.mean():.2%}" if self.searched else "the others were not searched"
         lines = [
             f"{len(self.margin)} points, margins: {self.kind}",
             f"accuracy         {self.accuracy:7.2%}",
-            f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; misled by a witness: {self.misled.mean():.2%})",
+            f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; {misled})",
         ]
         if self.attainable is not None:
             lines.append(f"attainable       {self.attainable:7.2%}  (by any classifier, on these points)")
@@ -113,6 +116,7 @@ def certify(
         radius=largest_radius(model, X, y, eps, progress=progress) if radius else None,
         value=value,
         attainable=attainable,
+        searched=bool(limit) or isinstance(model, StumpModel),
     )
 
 
@@ -166,7 +170,9 @@ def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, steps: int 
     outermost = model.reach(X.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):
         far = np.maximum(X - outermost[0], outermost[1] - X) / shape
-    far = np.where((shape > 0) & np.isfinite(far), far, 0.0).max(axis=1, initial=0.0) * (1 + 1e-9) + 1e-9
+        # Far enough that x ± far lies beyond the outermost thresholds after rounding, too.
+        rounding = 4 * np.spacing(np.maximum(np.abs(X), np.abs(outermost).max(axis=0))) / shape
+    far = np.where((shape > 0) & np.isfinite(far), 2 * far + rounding, 0.0).max(axis=1, initial=0.0)
 
     def holds(radius: Floats, rows: Ints) -> Bools:
         balls = radius[:, None] * shape

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +39,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    eps : float or sequence of floats, one per column
+    eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns' names
         In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X, 0.05)`` gives 5 % of each range.
     base : "stump" or "tree"
         Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search.
@@ -160,7 +161,10 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, codes = self._labelled(X, y)
         radius = self.eps_ if eps is None else self._radius(eps)
         robust = certify(self.model_, X, codes, radius, radius=False, witness=False, progress=bool(self.verbose)).robust
-        return float(np.average(robust, weights=None if sample_weight is None else np.asarray(sample_weight)))
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weight.sum() > 0:
+            raise InputError("sample_weight is zero for all points: give some of them weight")
+        return float(np.average(robust, weights=weight))
 
     # Inputs
 
@@ -171,14 +175,16 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise unknown_name("solver", str(self.solver), ("auto", "smooth", "lp", "hedge"))
         if self.base == "tree" and self.solver == "hedge":
             raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
-        if self.nu != "auto" and not (isinstance(self.nu, int | float) and 0 <= self.nu <= 1):
+        nu: Any = self.nu
+        alpha: Any = self.alpha
+        if not (isinstance(nu, str) and nu == "auto") and not (isinstance(nu, Real) and 0 <= float(nu) <= 1):
             raise InputError(f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1")
         for name, least in (("max_depth", 1), ("max_thresholds", 1)):
             if not (isinstance(value := getattr(self, name), int | np.integer) and value >= least):
                 raise InputError(f"{name} is {value!r}: use a whole number of at least {least}")
         if self.n_rounds is not None and not (isinstance(self.n_rounds, int | np.integer) and self.n_rounds >= 1):
             raise InputError(f"n_rounds is {self.n_rounds!r}: use a whole number of at least 1, or None")
-        if not (isinstance(self.alpha, int | float) and self.alpha > 0):
+        if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
         usual = 100 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
@@ -187,14 +193,23 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             solver=solver,
             depth=int(self.max_depth),
             rounds=int(self.n_rounds or usual),
-            nu=None if self.nu == "auto" else float(self.nu),
+            nu=None if isinstance(self.nu, str) else float(self.nu),
             alpha=float(self.alpha),
             most=int(self.max_thresholds),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
 
-    def _radius(self, eps: float | npt.ArrayLike) -> Floats:
+    def _radius(self, eps: Any) -> Floats:
+        if isinstance(eps, Mapping) or hasattr(eps, "reindex"):  # by column, as a pandas Series has it too
+            columns = list(getattr(self, "feature_names_in_", []))
+            if set(columns) != set(eps.keys()):
+                raise InputError(
+                    f"eps names the columns {list(eps.keys())[:5]}, X has {columns[:5]}: name each of them"
+                )
+            eps = [eps[column] for column in columns]
         try:
+            if isinstance(eps, str | bool):
+                raise TypeError
             found = np.asarray(eps, dtype=np.float64)
         except (TypeError, ValueError):
             raise InputError(f"eps is {eps!r}: use a number, or one per column") from None
@@ -220,6 +235,10 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if "could not convert string to float" in str(error):
                 raise InputError(f"X holds text ({error}): {remedy}") from None
             raise
+        except TypeError as error:
+            if "dtype" in type(error).__name__.lower():  # dates beside numbers
+                raise InputError(f"X holds columns that are no numbers: {remedy}") from None
+            raise
 
     def _labelled(self, X: Any, y: Any) -> tuple[Floats, Ints]:
         X, y = self._table(X, y)
@@ -244,19 +263,20 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0,
             value=fitted.value, attainable=attainable,
         )  # fmt: skip
-        if fitted.nu == 0 and attainable is not None and attainable < 1:
-            _advise(
-                f"points of different classes lie within 2 eps of each other, at most {attainable:.1%} can be robust, "
-                "and the hard game is worth nothing: use nu='auto' or solver='smooth'"
-            )
+        said = []
+        if fitted.nu is not None and fitted.value is not None and fitted.value[0] <= 1e-9:
+            remedy = "use nu='auto' or solver='smooth'" if fitted.nu == 0 else "use a larger nu or solver='smooth'"
+            said.append(f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}")
         elif len(np.unique(predicted(fitted.model, X))) == 1:
-            hint = "" if attainable is None else f"; on this table no classifier can exceed {attainable:.1%} robustly"
-            _advise(f"the fit predicts one class everywhere: eps is too large for this table{hint}. Use a smaller eps")
+            said.append("the fit predicts one class everywhere: use a smaller eps or alpha, or base='tree'")
+        if attainable is not None and attainable < 0.9:
+            said.append(
+                "points of different classes lie within 2 eps of each other, and no classifier can have more than "
+                f"{attainable:.1%} of them right robustly: use a smaller eps if that is too little"
+            )
+        if said:
+            warnings.warn("; ".join(said), RobustnessWarning, stacklevel=3)
         return found
-
-
-def _advise(text: str) -> None:
-    warnings.warn(text, RobustnessWarning, stacklevel=4)
 
 
 def _probabilities(decision: Floats) -> Floats:

@@ -16,7 +16,7 @@ from .growing import grow_forest
 from .hedge import Stump
 from .models import Model, Pairs, StumpModel, Tree, TreeModel
 
-NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 FOLDS = 3
 
 
@@ -41,17 +41,23 @@ class Table:
     weight: Floats
     eps: Floats
     classes: int
+    points: float
+    """How many rows of the given table these stand for."""
 
     @staticmethod
     def merged(X: Floats, y: Ints, weight: Floats, eps: Floats, classes: int) -> Table:
         kept = weight > 0
         rows, place = np.unique(np.column_stack([y, X])[kept], axis=0, return_inverse=True)
         total = np.bincount(place.ravel(), weight[kept])
-        return Table(np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.intp), total / total.sum(), eps, classes)
+        points = max(float(len(rows)), float(total.sum()))
+        return Table(
+            np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.intp), total / total.sum(), eps, classes, points
+        )
 
     def part(self, rows: Ints) -> Table:
         share = self.weight[rows]
-        return replace(self, X=self.X[rows], y=self.y[rows], weight=share / share.sum())
+        points = max(float(len(rows)), self.points * float(share.sum()))
+        return replace(self, X=self.X[rows], y=self.y[rows], weight=share / share.sum(), points=points)
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,14 @@ class Fitted:
 
 
 def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
-    nu = None
-    if options.solver != "smooth":
-        nu = choose_nu(table, options, tick) if options.nu is None else options.nu
+    nu = options.nu if options.solver != "smooth" else None
+    if options.solver != "smooth" and options.nu is None:
+        chosen = choose_nu(table, options, tick)
+        for nu in (chosen, *(larger for larger in NUS if larger > chosen)):
+            fitted = fit_table(table, replace(options, nu=nu), tick)
+            if not _is_tie(fitted):  # on all rows it can be one though it was none on parts of them
+                break
+        return fitted
     pairs = Pairs(table.classes)
     cells = Cells.of(table.X, table.eps, options.most)
     if options.base == "stump":
@@ -87,7 +98,7 @@ def _fit_trees(
             continue
         trees += grow_forest(
             cells, table.X, table.y, weight, table.eps, table.classes,
-            seeds=[(options.seed, int(t)) for t in batch], depth=options.depth, tick=tick,
+            seeds=[(options.seed, int(t)) for t in batch], depth=options.depth, points=table.points, tick=tick,
         )  # fmt: skip
         cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
@@ -181,10 +192,15 @@ def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias
     return lower, max(upper, lower)
 
 
+def _is_tie(fitted: Fitted) -> bool:
+    assert fitted.value is not None
+    return fitted.value[0] <= 1e-9
+
+
 def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
     """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a tie, do not stand for
     election: their accuracy can look good and they have learned nothing."""
-    smallest = int(np.bincount(table.y, minlength=table.classes).min())
+    smallest = int(np.unique(table.y, return_counts=True)[1].min())
     if smallest < 2:
         return NUS[1]
     splits = list(
@@ -198,8 +214,7 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambd
             fitted = fit_table(part, replace(options, nu=nu))
             tick()
             wins = fitted.model.pairs.wins(fitted.model.scores(part.X))
-            assert fitted.value is not None
-            if fitted.value[0] <= 1e-9 or len(np.unique(wins.argmax(axis=1))) == 1:
+            if _is_tie(fitted) or len(np.unique(wins.argmax(axis=1))) == 1:
                 score = -1.0
                 break
             out = table.part(held)

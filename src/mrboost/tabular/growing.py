@@ -27,6 +27,7 @@ def grow(
     *,
     depth: int,
     columns: int,
+    points: float,
     random: np.random.Generator,
 ) -> Tree:
     """One tree on the thresholds of ``cells``; ``reach`` holds the cells that each point's ball meets."""
@@ -54,7 +55,7 @@ def grow(
         sure_left, sure_right = mass.sum() - at_right, mass.sum() - at_left
         cut = np.arange(widest) + cells.offset[drawn, None]
         allowed = (cut >= first[drawn, None]) & (cut < last[drawn, None])
-        allowed &= (sure_left >= LEAST / len(y)) & (sure_right >= LEAST / len(y))
+        allowed &= (sure_left >= LEAST / points) & (sure_right >= LEAST / points)
         with np.errstate(divide="ignore", invalid="ignore"):
             both = at_left + at_right
             impurity = 1 - ((left**2).sum(axis=2) / at_left + (right**2).sum(axis=2) / at_right) / both
@@ -97,6 +98,7 @@ def grow_forest(
     *,
     seeds: Sequence[tuple[int, int]],
     depth: int,
+    points: float,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Tree, ...]:
     """A tree per seed: random weights (the smooth bootstrap), and the square root of the columns at each split."""
@@ -104,6 +106,9 @@ def grow_forest(
     for seed in seeds:
         random = np.random.default_rng(seed)
         drawn = weight * random.exponential(size=len(y))
-        out.append(grow(cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns, random=random))
+        tree = grow(
+            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns, points=points, random=random
+        )
+        out.append(tree)
         tick()
     return tuple(out)

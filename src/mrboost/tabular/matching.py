@@ -15,6 +15,9 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from scipy.spatial import cKDTree
+from sklearn.utils.validation import check_X_y
+
+from mrboost.errors import InputError
 
 from .cells import Floats
 
@@ -38,8 +41,11 @@ def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_
 
 def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) -> float:
     """The most of the points that any classifier can have right in their whole balls (K > 2: an upper bound)."""
-    table, labels = np.asarray(X, dtype=np.float64), np.asarray(y)
-    radius = np.broadcast_to(np.asarray(eps, dtype=np.float64), table.shape[1:])
+    table, labels = check_X_y(X, y, dtype=np.float64)
+    radius = np.asarray(eps, dtype=np.float64)
+    if radius.shape not in ((), table.shape[1:]) or not (np.isfinite(radius).all() and (radius >= 0).all()):
+        raise InputError(f"eps is {eps!r}: use a number >= 0, or one for each of {table.shape[1]} columns")
+    radius = np.broadcast_to(radius, table.shape[1:])
     graph = conflicts(table, labels, radius)
     classes = np.unique(labels)
     if len(classes) == 2:
