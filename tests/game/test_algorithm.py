@@ -232,7 +232,7 @@ def test_a_learner_gives_the_run_of_its_matrix_and_an_inexact_one_no_upper_bound
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: game.mrboost(SWITCH, 0), "rounds must be at least 1, got 0"),
+        (lambda: game.mrboost(SWITCH, 0), "rounds must be a whole number of at least 1, got 0"),
         (lambda: game.mrboost(SWITCH, 5, eta=0.0), "eta must be positive and finite, got 0.0"),
         (lambda: game.mrboost(SWITCH, 5, eta=-1), "eta must be positive"),
         (lambda: game.mrboost(SWITCH, 5, eta=math.nan), "eta must be positive"),
