@@ -16,17 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .errors import InputError
 
-_UNDER_TORCHRUN = "TORCHELASTIC_RUN_ID"
+
+def under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_first_process() -> bool:
     """Whether this process is the one that speaks and writes: the only one, or torchrun's first."""
-    return _UNDER_TORCHRUN not in os.environ or os.environ.get("RANK") == "0"
+    return not under_torchrun() or os.environ.get("RANK") == "0"
 
 
 def speaks_for_its_node() -> bool:
     """Whether a mistake, which the processes of a node usually share, is this one's to report."""
-    return _UNDER_TORCHRUN not in os.environ or os.environ.get("LOCAL_RANK") == "0"
+    return not under_torchrun() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
@@ -45,9 +47,9 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
-    if _UNDER_TORCHRUN in os.environ and not together and os.environ.get("WORLD_SIZE", "1") != "1":
+    if under_torchrun() and not together and os.environ["WORLD_SIZE"] != "1":
         raise InputError("only train runs in several processes: start this command without torchrun")
-    if together and _UNDER_TORCHRUN in os.environ:
+    if together and under_torchrun():
         if index:
             raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
         world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

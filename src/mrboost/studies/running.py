@@ -19,7 +19,7 @@ from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
 from mrboost.boosting import boost
 from mrboost.data import Dataset
-from mrboost.devices import make_fabric
+from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
 from mrboost.mixtures import attacks_on
@@ -52,7 +52,7 @@ def carry_out(
     progress: bool = False,
 ) -> None:
     """Train and evaluate what is not done yet."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if under_torchrun():
         raise InputError("a study is split over machines with --part 1/4 and so on, not with torchrun")
     waiting = [training for training in trainings if not training.is_done()]
     # All of it first: data that is missing should not be found out after a day.
