@@ -15,6 +15,7 @@ from torch import Tensor
 from .attacks import Attack, attacked
 from .ensemble import Ensemble
 from .errors import InputError, unknown_name
+from .game import solve
 
 
 def learn_weights(
@@ -48,21 +49,8 @@ def learn_weights(
 
 
 def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: a linear programme."""
-    margins = _margins(logits, y)
-    members, rows = margins.shape
-    # Variables w_1 … w_T and the margin t: maximise t subject to t − Σ_j w_j m_j <= 0.
-    result = scipy.optimize.linprog(
-        c=np.r_[np.zeros(members), -1.0],
-        A_ub=np.c_[-margins.T, np.ones(rows)],
-        b_ub=np.zeros(rows),
-        A_eq=np.r_[np.ones(members), 0.0][None],
-        b_eq=[1.0],
-        bounds=[(0, None)] * members + [(None, None)],
-        method="highs",
-    )
-    assert result.success, result.message
-    return _on_simplex(result.x[:members])
+    """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: the game of their margins."""
+    return solve(_margins(logits, y)).learner
 
 
 def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
