@@ -8,11 +8,35 @@ import pytest
 import torch
 
 import mrboost
+from mrboost.attacks import APGD, FAB, Search, Square
 from mrboost.data import Batches, Dataset, Defaults, Split
+from mrboost.losses import dlr, margin_cross_entropy
 
 # The networks here are tiny: a second thread gains little, and when another process holds a core the two spend
 # their time waiting for each other.
 torch.set_num_threads(1)
+
+
+SEARCHES: dict[str, Search] = {
+    "apgd-ce": APGD(0.12, steps=12),
+    "apgd-ce-l2": APGD(0.7, "L2", steps=12),
+    "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
+    "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
+    "apgd-t": APGD(0.12, steps=12, targets=3),
+    "apgd-eot": APGD(0.12, steps=6, eot=2),
+    "fab": FAB(0.12, steps=6, restarts=2),
+    "fab-t": FAB(0.12, steps=12, targets=3),
+    "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
+    "square": Square(0.2, steps=80),
+    "square-l2": Square(1.2, "L2", steps=80),
+}
+
+
+@pytest.fixture(params=SEARCHES.values(), ids=SEARCHES)
+def search(request: pytest.FixtureRequest) -> Search:
+    """Every search, small."""
+    found: Search = request.param
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
-"""APGD, FAB and Square: the contract of every attack, their parts against closed forms, the queue that runs them."""
+"""APGD, FAB and Square: the contract of every attack, and their parts against closed forms."""
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,34 +14,16 @@ import mrboost
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
 from mrboost.attacks.apgd import _checkpoints
 from mrboost.attacks.fab import nearest
-from mrboost.attacks.points import Points
 from mrboost.attacks.queue import run
 from mrboost.attacks.square import _bumps, _schedule
 from mrboost.copies import quick
 from mrboost.errors import InputError
-from mrboost.fast import Engine
-from mrboost.losses import dlr, margin_cross_entropy
+from mrboost.losses import dlr
 from mrboost.models import build
 from mrboost.seeds import hashed, hashed_uniform, image_keys
 from mrboost.threat import ball
 
-SEARCHES: dict[str, Search] = {
-    "apgd-ce": APGD(0.12, steps=12),
-    "apgd-ce-l2": APGD(0.7, "L2", steps=12),
-    "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
-    "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
-    "apgd-t": APGD(0.12, steps=12, targets=3),
-    "apgd-eot": APGD(0.12, steps=6, eot=2),
-    "fab": FAB(0.12, steps=6, restarts=2),
-    "fab-t": FAB(0.12, steps=12, targets=3),
-    "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
-    "square": Square(0.2, steps=80),
-    "square-l2": Square(1.2, "L2", steps=80),
-}
-every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 
-
-@every_search
 def test_keeps_the_contract(search: Search, model, batch) -> None:
     x, y = batch
     x_adv = search(model, x, y)
@@ -57,7 +38,6 @@ def test_keeps_the_contract(search: Search, model, batch) -> None:
     assert not (attacked & ~clean).any(), "and mends nothing"
 
 
-@every_search
 def test_what_happens_to_an_image_does_not_depend_on_the_others(search: Search, model, batch) -> None:
     x, y = batch[0][:24], batch[1][:24]
     if search.name == "apgd-ce" and search.eot > 1:  # type: ignore[attr-defined]
@@ -73,7 +53,6 @@ def test_what_happens_to_an_image_does_not_depend_on_the_others(search: Search, 
         assert not torch.equal(all_at_once.adv, other.adv)
 
 
-@every_search
 def test_leaves_everything_as_found(search: Search, batch) -> None:
     torch.manual_seed(3)
     model = build("cnn-digits", (1, 8, 8), 10).train()
@@ -95,7 +74,6 @@ def test_leaves_everything_as_found(search: Search, batch) -> None:
     assert torch.equal(x, batch[0][:4])
 
 
-@every_search
 def test_works_in_double_precision_within_no_grad_and_on_a_function(search: Search, batch) -> None:
     weight = torch.randn(64, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -250,127 +228,6 @@ def test_hashed_streams() -> None:
     assert [int(hashed(zero, i)) % 2**64 for i in (one, two)] == first
 
 
-@every_search
-def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model, batch) -> None:
-    x, y = batch[0][:24], batch[1][:24]
-    whole = run(model, x, y, [search, Square(search.eps, search.norm, steps=30)], 0, lanes=5)
-
-    class StopError(Exception):
-        pass
-
-    for after in (1, 3, 6):
-        heard: list[tuple[dict[str, Tensor], int]] = []
-
-        def stop(points: Points, stage: int, heard=heard, after=after) -> None:
-            heard.append(({name: value.clone() for name, value in points.saved().items()}, stage))
-            if len(heard) == after:
-                raise StopError
-
-        attempts = [search, Square(search.eps, search.norm, steps=30)]
-        with pytest.raises(StopError):
-            run(model, x, y, attempts, 0, lanes=5, tell=stop)
-        state, stage = heard[-1]
-
-        def resume(points: Points, state=state, stage=stage) -> int:
-            points.restore(state)
-            return stage
-
-        again = run(model, x, y, attempts, 0, lanes=5, resume=resume)
-        assert torch.equal(again.broken_by, whole.broken_by)
-        close = (again.adv - whole.adv).abs().flatten(1).amax(1) < 1e-4  # batches differ, and so do last bits
-        assert close.float().mean() > 0.9
-
-
-@pytest.fixture
-def abreast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of one point side by side, as on a CUDA device."""
-
-    class Abreast(Engine):
-        def __init__(self, model, x: Tensor) -> None:
-            super().__init__(model, x)
-            self.abreast = True
-
-    monkeypatch.setattr("mrboost.attacks.queue.Engine", Abreast)
-
-
-@pytest.mark.parametrize(
-    "search", [APGD(0.15, steps=10, targets=9), FAB(0.15, steps=10, targets=9)], ids=["apgd", "fab"]
-)
-def test_jobs_side_by_side_find_what_they_find_in_turn(search: Search, model, batch, request) -> None:
-    """The same points break, by the same image: that of the first job which breaks a point."""
-    in_turn = run(model, *batch, [search], 0)
-    if isinstance(search, APGD):
-        by_the_first = run(model, *batch, [replace(search, targets=1)], 0).broken_by == 1
-        assert by_the_first.sum() < (in_turn.broken_by == 1).sum(), "some points break at a later job only"
-    request.getfixturevalue("abreast")
-    for lanes in (None, 100, 7):
-        done: list[int] = []
-        at_once = run(model, *batch, [search], 0, lanes=lanes, work=done.append)
-        assert sum(done) == 64 * search.work(10)
-        assert torch.equal(at_once.broken_by, in_turn.broken_by)
-        close = (at_once.adv - in_turn.adv).abs().flatten(1).amax(1) < 1e-4
-        assert close.float().mean() > 0.95
-
-
-def test_jobs_side_by_side_go_on_after_an_interruption(abreast, model, batch) -> None:
-    test_an_interrupted_search_goes_on_to_the_same_result(APGD(0.15, steps=10, targets=4), model, batch)
-
-
-def test_work_adds_up(model, batch) -> None:
-    """The progress bar ends at what was announced, whatever broke when."""
-    attack = AutoAttack(0.1)
-    done: list[int] = []
-    searches = [APGD(0.1, steps=9), FAB(0.1, steps=5, targets=3), Square(0.1, steps=40)]
-    run(model, *batch, searches, 0, lanes=20, work=done.append)
-    assert sum(done) == 64 * sum(search.work(10) for search in searches)
-    assert attack.work(10) == 101 + 9 * 101 + 9 * 100 + 5001
-
-
-def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batch) -> None:
-    """Square runs thousands of queries in one job: the bar moves, and what is saved goes on from the middle."""
-    x, y = batch[0][:8], batch[1][:8]
-    done: list[int] = []
-    seen: list[dict[str, Tensor]] = []
-    search = Square(0.05, steps=300)
-
-    def hear(points: Points, stage: int) -> None:
-        seen.append({name: value.clone() for name, value in points.saved().items()})
-
-    whole = run(model, x, y, [search], 0, work=done.append, tell=hear)
-    assert len(done) > 8
-    assert sum(done) == 8 * 301
-    middle = seen[5]
-    assert int(middle["lanes.t"].max()) > 100
-    calls = 0
-
-    def counted(images: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return model(images)
-
-    again = run(counted, x, y, [search], 0, resume=lambda points: points.restore(middle) or 0)
-    assert calls < 210
-    assert torch.equal(again.broken_by, whole.broken_by)
-    assert again.adv == pytest.approx(whole.adv, abs=1e-5)
-
-
-def test_memory_running_out_halves_the_lanes(model, batch) -> None:
-    x, y = batch
-    expected = run(model, x, y, [APGD(0.1, steps=5)], 0)
-    sizes: list[int] = []
-
-    def small(images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        if len(images) > 20 and images.requires_grad:
-            raise torch.OutOfMemoryError("no room")
-        return model(images)
-
-    points = run(small, x, y, [APGD(0.1, steps=5)], 0)
-    assert torch.equal(points.broken_by, expected.broken_by)
-    with pytest.raises(torch.OutOfMemoryError):
-        run(small, x, y, [APGD(0.1, steps=5)], 0, lanes=60)
-
-
 def test_what_is_not_a_number_is_named(batch) -> None:
     weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
 
@@ -475,7 +332,6 @@ def test_models_that_work_in_place_leave_the_images_alone(model, batch) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_search
 def test_on_cuda(search: Search, model, digits) -> None:
     """Half precision and captured graphs: every success is real, and as many as on the CPU but for the edge."""
     x, y = digits.test.images()[:100], digits.test.y[:100]

@@ -1,0 +1,134 @@
+"""The queue that runs searches: interruptions, jobs side by side, the count of work, memory that runs out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
+from mrboost.attacks.points import Points
+from mrboost.attacks.queue import run
+from mrboost.fast import Engine
+
+
+def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model, batch) -> None:
+    x, y = batch[0][:24], batch[1][:24]
+    whole = run(model, x, y, [search, Square(search.eps, search.norm, steps=30)], 0, lanes=5)
+
+    class StopError(Exception):
+        pass
+
+    for after in (1, 3, 6):
+        heard: list[tuple[dict[str, Tensor], int]] = []
+
+        def stop(points: Points, stage: int, heard=heard, after=after) -> None:
+            heard.append(({name: value.clone() for name, value in points.saved().items()}, stage))
+            if len(heard) == after:
+                raise StopError
+
+        attempts = [search, Square(search.eps, search.norm, steps=30)]
+        with pytest.raises(StopError):
+            run(model, x, y, attempts, 0, lanes=5, tell=stop)
+        state, stage = heard[-1]
+
+        def resume(points: Points, state=state, stage=stage) -> int:
+            points.restore(state)
+            return stage
+
+        again = run(model, x, y, attempts, 0, lanes=5, resume=resume)
+        assert torch.equal(again.broken_by, whole.broken_by)
+        close = (again.adv - whole.adv).abs().flatten(1).amax(1) < 1e-4  # batches differ, and so do last bits
+        assert close.float().mean() > 0.9
+
+
+@pytest.fixture
+def abreast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of one point side by side, as on a CUDA device."""
+
+    class Abreast(Engine):
+        def __init__(self, model, x: Tensor) -> None:
+            super().__init__(model, x)
+            self.abreast = True
+
+    monkeypatch.setattr("mrboost.attacks.queue.Engine", Abreast)
+
+
+@pytest.mark.parametrize(
+    "search", [APGD(0.15, steps=10, targets=9), FAB(0.15, steps=10, targets=9)], ids=["apgd", "fab"]
+)
+def test_jobs_side_by_side_find_what_they_find_in_turn(search: Search, model, batch, request) -> None:
+    """The same points break, by the same image: that of the first job which breaks a point."""
+    in_turn = run(model, *batch, [search], 0)
+    if isinstance(search, APGD):
+        by_the_first = run(model, *batch, [replace(search, targets=1)], 0).broken_by == 1
+        assert by_the_first.sum() < (in_turn.broken_by == 1).sum(), "some points break at a later job only"
+    request.getfixturevalue("abreast")
+    for lanes in (None, 100, 7):
+        done: list[int] = []
+        at_once = run(model, *batch, [search], 0, lanes=lanes, work=done.append)
+        assert sum(done) == 64 * search.work(10)
+        assert torch.equal(at_once.broken_by, in_turn.broken_by)
+        close = (at_once.adv - in_turn.adv).abs().flatten(1).amax(1) < 1e-4
+        assert close.float().mean() > 0.95
+
+
+def test_jobs_side_by_side_go_on_after_an_interruption(abreast, model, batch) -> None:
+    test_an_interrupted_search_goes_on_to_the_same_result(APGD(0.15, steps=10, targets=4), model, batch)
+
+
+def test_work_adds_up(model, batch) -> None:
+    """The progress bar ends at what was announced, whatever broke when."""
+    attack = AutoAttack(0.1)
+    done: list[int] = []
+    searches = [APGD(0.1, steps=9), FAB(0.1, steps=5, targets=3), Square(0.1, steps=40)]
+    run(model, *batch, searches, 0, lanes=20, work=done.append)
+    assert sum(done) == 64 * sum(search.work(10) for search in searches)
+    assert attack.work(10) == 101 + 9 * 101 + 9 * 100 + 5001
+
+
+def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batch) -> None:
+    """Square runs thousands of queries in one job: the bar moves, and what is saved goes on from the middle."""
+    x, y = batch[0][:8], batch[1][:8]
+    done: list[int] = []
+    seen: list[dict[str, Tensor]] = []
+    search = Square(0.05, steps=300)
+
+    def hear(points: Points, stage: int) -> None:
+        seen.append({name: value.clone() for name, value in points.saved().items()})
+
+    whole = run(model, x, y, [search], 0, work=done.append, tell=hear)
+    assert len(done) > 8
+    assert sum(done) == 8 * 301
+    middle = seen[5]
+    assert int(middle["lanes.t"].max()) > 100
+    calls = 0
+
+    def counted(images: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return model(images)
+
+    again = run(counted, x, y, [search], 0, resume=lambda points: points.restore(middle) or 0)
+    assert calls < 210
+    assert torch.equal(again.broken_by, whole.broken_by)
+    assert again.adv == pytest.approx(whole.adv, abs=1e-5)
+
+
+def test_memory_running_out_halves_the_lanes(model, batch) -> None:
+    x, y = batch
+    expected = run(model, x, y, [APGD(0.1, steps=5)], 0)
+    sizes: list[int] = []
+
+    def small(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        if len(images) > 20 and images.requires_grad:
+            raise torch.OutOfMemoryError("no room")
+        return model(images)
+
+    points = run(small, x, y, [APGD(0.1, steps=5)], 0)
+    assert torch.equal(points.broken_by, expected.broken_by)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(small, x, y, [APGD(0.1, steps=5)], 0, lanes=60)
