@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost import models, recipes
-from mrboost.attacks import PGD, attacked
+from mrboost.attacks import PGD, Gaussian, attacked
 from mrboost.checkpoint import Progress
 from mrboost.config import resolve
-from mrboost.copies import quick
+from mrboost.copies import Copy, quick
 from mrboost.data import Batches, Dataset
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
-from mrboost.fast import Replay
-from mrboost.losses import cross_entropy, margin_cross_entropy
-from mrboost.samplers import All, Learner, Turn
-from mrboost.steps import Step
+from mrboost.fast import Engine, Replay
+from mrboost.losses import cross_entropy, kl_divergence, margin_cross_entropy
+from mrboost.samplers import All, Diverge, Learner, Turn
+from mrboost.steps import Step, resolvable
 from mrboost.training import begin
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -45,6 +45,24 @@ def test_the_attack_on_copies_raises_the_loss_as_far(loss, device: str, model, u
 
     assert reached(Learner(loss), [], copies[1]) > 0.99 * reached(Learner(loss), [], networks[1])
     assert reached(All(loss), copies[:1], copies[1]) > 0.99 * reached(All(loss), networks[:1], networks[1])
+
+
+def test_a_start_that_half_precision_resolves(model, batch) -> None:
+    """TRADES starts so close to the image that its first gradient would be noise: farther out it reaches as far."""
+    network, (x, y) = deepcopy(model).eval().requires_grad_(False), batch
+    copy = Copy(network, half=True)
+    attack = PGD(0.1, steps=10, start=Gaussian())
+
+    def reached(attack: PGD, victim: nn.Module) -> float:
+        total = 0.0
+        for seed in range(4):
+            x_adv = Diverge()(Turn(attack, victim, [], x, y, torch.Generator().manual_seed(seed))).x
+            total += kl_divergence(network(x), network(x_adv)).item()
+        return total
+
+    assert resolvable(attack).start == Gaussian(0.1 / 8)
+    assert reached(resolvable(attack), copy) > 0.99 * reached(attack, network)
+    assert resolvable(PGD(0.1)) == PGD(0.1)
 
 
 def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options) -> Progress:
@@ -130,6 +148,51 @@ def test_a_replay_does_what_its_function_does() -> None:
 
     plain, replayed = run(lambda function, _: function), run(Replay)
     torch.testing.assert_close(plain, replayed)
+
+
+@on_cuda
+def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
+    """The capture fails, and nothing is lost by that: neither random numbers nor later captures."""
+
+    def run(wrap) -> list[Tensor]:
+        generator = torch.Generator("cuda").manual_seed(1)
+        torch.manual_seed(2)
+
+        def function(x: Tensor) -> Tensor:
+            x = x + torch.rand(x.shape, generator=generator, device="cuda")
+            return x * torch.rand(3, device="cuda") if len(x) == 2 or x.sum().item() > 0 else -x
+
+        call = wrap(function, [generator])
+        results = [call(torch.full((size, 3), float(i), device="cuda")).clone() for i, size in enumerate([2, 4] * 6)]
+        generator.manual_seed(5)
+        return [*results, call(torch.ones(2, 3, device="cuda")).clone()]
+
+    said: list[str] = []
+    torch.testing.assert_close(run(lambda function, _: function), run(lambda *given: Replay(*given, say=said.append)))
+    assert [("cannot be captured" in message, "slower" in message) for message in said] == [
+        (False, False),
+        (True, True),
+    ]
+    with pytest.raises(InputError, match="use --fast auto or off"):
+        run(lambda *given: Replay(*given, strict=True))
+    test_a_replay_does_what_its_function_does()
+
+
+@on_cuda
+def test_steps_of_a_search_are_taken_in_place() -> None:
+    """Entries may be read from each other, some may stay what they are, and lanes may leave."""
+    network = models.build("cnn-digits", (1, 8, 8), 10).cuda().eval().requires_grad_(False)
+    engine = Engine(network, torch.rand(8, 1, 8, 8, device="cuda"))
+
+    def step(model, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return state | {"t": state["t"] + 1, "a": state["b"], "b": state["a"] + state["c"]}
+
+    for lanes in (40, 33, 7, 40):
+        state = {name: torch.rand(lanes, 5, device="cuda") for name in "abc"} | {"t": torch.zeros(lanes, device="cuda")}
+        wanted = state
+        for _ in range(5):
+            wanted = step(network, wanted)
+        torch.testing.assert_close(engine.advance(step, state, 5, 1), wanted)
 
 
 @on_cuda

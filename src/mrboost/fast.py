@@ -1,8 +1,8 @@
 """Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
 
 Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of training, and
-``Engine`` for the steps of a search between two looks at its lanes, one graph for each batch size. What a search finds
-on a copy (``mrboost.copies``) is judged by the model: a copy can cost successes, never invent one.
+``Engine`` for the steps of a search, one graph for each batch size. What a search finds on a copy (``mrboost.copies``)
+is judged by the model: a copy can cost successes, never invent one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,49 @@ State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
 
 
+class NotCapturedError(RuntimeError):
+    """The function did something that a CUDA graph cannot hold, such as looking at a value."""
+
+
+class Graph:
+    """A call of a function, captured without being run; ``replay`` runs it, on what its tensors hold by then.
+
+    Random numbers drawn from ``generators`` or from torch's own are new in each replay. A graph given as ``pool`` lends
+    its memory, so the two must not run at the same time.
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], generators: Sequence[torch.Generator] = (), pool: Graph | None = None
+    ) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            self._graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        drawn = [*generators, torch.cuda.default_generators[torch.cuda.current_device()]]
+        places = [generator.get_state() for generator in drawn]
+        try:
+            with torch.cuda.graph(self._graph, pool=None if pool is None else pool._graph.pool()):
+                self.result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            for generator, place in zip(drawn, places, strict=True):  # it still waits for the end of the capture
+                sound = torch.Generator(generator.device)
+                sound.set_state(place)
+                generator.graphsafe_set_state(sound.graphsafe_get_state())
+            raise NotCapturedError(str(error).splitlines()[0]) from error
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
 class Replay:
     """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
 
     The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generators`` or from
-    torch's own; it may not look at values, and numbers that Python draws stay what they were when it was captured. What
-    it returns is overwritten by the next call.
+    torch's own; numbers that Python draws stay what they were when it was captured, and what it returns is overwritten
+    by the next call. If it cannot be captured, for example because it looks at values, it is called as it is from then
+    on, unless ``strict``.
     """
 
     def __init__(
@@ -35,44 +72,44 @@ class Replay:
         function: Callable[..., Any],
         generators: Sequence[torch.Generator],
         say: Callable[[str], None] = lambda _: None,
+        *,
+        strict: bool = False,
     ) -> None:
-        self._function, self._generators, self._say = function, generators, say
-        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
+        self._function, self._generators, self._say, self._strict = function, generators, say, strict
+        self._graphs: dict[Hashable, tuple[Graph, tuple[Tensor, ...]]] = {}
         self._calls: Counter[Hashable] = Counter()
+        self._captures = True
 
     def __call__(self, *tensors: Tensor, case: Hashable = None) -> Any:
         """``case`` tells apart calls of equal shapes for which the function does different things."""
         key = (case, *(tensor.shape for tensor in tensors))
         self._calls[key] += 1
-        if self._calls[key] <= 2:  # caches, autotuning and lazy initialisation happen outside the capture
-            return self._function(*tensors)
+        # Caches, autotuning and lazy initialisation happen outside the capture.
+        if self._captures and self._calls[key] > 2 and key not in self._graphs:
+            self._capture(key, tensors)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(tensors)
-        graph, given, result = self._graphs[key]
+            return self._function(*tensors)
+        graph, given = self._graphs[key]
         for mine, theirs in zip(given, tensors, strict=True):
             mine.copy_(theirs)
         graph.replay()
-        return result
+        return graph.result
 
-    def _capture(self, tensors: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]:
-        given = tuple(tensor.clone() for tensor in tensors)
-        graph = torch.cuda.CUDAGraph()
-        for generator in self._generators:
-            graph.register_generator_state(generator)
-        torch.cuda.synchronize()
+    def _capture(self, key: Hashable, tensors: tuple[Tensor, ...]) -> None:
         began = time.perf_counter()
-        # One pool for all: graphs of other shapes never run at the same time.
-        pool = next((other.pool() for other, _, _ in self._graphs.values()), None)
+        given = tuple(tensor.clone() for tensor in tensors)
+        pool = next((graph for graph, _ in self._graphs.values()), None)
         try:
-            with torch.cuda.graph(graph, pool=pool):
-                result = self._function(*given)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"this step cannot be captured as a CUDA graph ({reason}): use --fast off") from None
-        self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
-        return graph, given, result
+            self._graphs[key] = Graph(lambda: self._function(*given), self._generators, pool), given
+        except NotCapturedError as error:
+            problem = f"this step cannot be captured as a CUDA graph ({error})"
+            if self._strict:
+                raise InputError(f"{problem}: use --fast auto or off") from None
+            self._captures = False
+            self._graphs.clear()  # they knew the generators as they were before
+            self._say(f"{problem}: it is slower as it is")
+        else:
+            self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
 
 
 class Engine:
@@ -81,55 +118,54 @@ class Engine:
     def __init__(self, model: Model, x: Tensor) -> None:
         self.model = quick(model, x)
         self.lanes, self.abreast = (1024, True) if x.is_cuda else (256, False)
-        self._graphs: dict[tuple[int, int, int], _Graph] = {}
-        self._capture = x.is_cuda and self.model is not model  # a stranger's model may not bear being captured
+        self._graphs: dict[tuple[int, int], tuple[Graph, State]] = {}
+        self._captures = x.is_cuda and self.model is not model  # a stranger's model may not bear being captured
 
     def advance(self, step: Step, state: State, count: int, search: int) -> State:
         """``count`` steps; ``search`` is the number of the search that they belong to."""
-        if not self._capture:
-            return self._run(step, state, count)
-        size = _bucket(len(state["t"]))
-        key = (search, size, count)
+        if not self._captures:
+            for _ in range(count):
+                state = step(self.model, state)
+            return state
+        lanes = len(state["t"])
+        key = (search, _bucket(lanes))
         if key not in self._graphs:
             self._graphs = {old: graph for old, graph in self._graphs.items() if old[0] == search}  # free the others
-            self._graphs[key] = _Graph(lambda given: self._run(step, given, count), _padded(state, size))
-        return self._graphs[key](state)
-
-    def _run(self, step: Step, state: State, count: int) -> State:
+            self._graphs[key] = self._capture(step, _padded(state, key[1]))
+        graph, held = self._graphs[key]
+        for name, value in state.items():
+            held[name][:lanes].copy_(value)
         for _ in range(count):
-            state = step(self.model, state)
-        return state
+            graph.replay()
+        return {name: value[:lanes].clone() for name, value in held.items()}
 
-
-class _Graph:
-    """A captured function of a state of fixed size."""
-
-    def __init__(self, function: Callable[[State], State], example: State) -> None:
-        self._given = {key: value.clone() for key, value in example.items()}
+    def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
+        """One step of the lanes in ``held``, in place."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function(self._given)  # caches, autotuning and lazy initialisation happen outside the capture
+            step(self.model, held)  # caches, autotuning and lazy initialisation happen outside the capture
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = function(self._given)
 
-    def __call__(self, state: State) -> State:
-        lanes = len(state["t"])
-        for key, value in state.items():
-            self._given[key][:lanes].copy_(value)
-        self._graph.replay()
-        return {key: value[:lanes].clone() for key, value in self._result.items()}
+        def in_place() -> None:
+            memory = {value.untyped_storage().data_ptr() for value in held.values()}
+            new = {name: value for name, value in step(self.model, held).items() if value is not held[name]}
+            for name, value in new.items():  # what is read from another entry is read before that is overwritten
+                new[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
+            for name, value in new.items():
+                held[name].copy_(value)
+
+        return Graph(in_place), held
 
 
 def _bucket(lanes: int) -> int:
-    """The next size for which a graph is captured: steps of an eighth, so little is wasted and few graphs are made."""
-    step = max(16, (1 << max(lanes - 1, 1).bit_length()) // 8)
+    """The next size for which a graph is captured: few sizes, and little waste."""
+    step = max(16, (1 << max(lanes - 1, 1).bit_length()) // 32)
     return -(-lanes // step) * step
 
 
 def _padded(state: State, size: int) -> State:
+    """With copies of the first lane up to ``size``; in memory of their own."""
     return {
         key: torch.cat([value, value[:1].expand(size - len(value), *value.shape[1:])]) for key, value in state.items()
     }

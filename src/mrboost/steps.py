@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
-from .attacks import Classifier, attacked
+from .attacks import PGD, Classifier, Gaussian, attacked
 from .checkpoint import Progress
 from .config import Config
 from .copies import quick, refresh
@@ -26,6 +27,13 @@ from .errors import InputError
 from .fast import Replay
 from .samplers import Sample, Turn
 from .seeds import Share, derive
+
+
+def resolvable(attack: PGD) -> PGD:
+    """The attack with a start that half precision tells from the image: TRADES's is too close to it."""
+    if not isinstance(attack.start, Gaussian):
+        return attack
+    return replace(attack, start=Gaussian(max(attack.start.std, attack.eps / 8)))
 
 
 class Step:
@@ -55,14 +63,16 @@ class Step:
         self._steps = self._images = 0
         say = say or (lambda _: None)
         self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
+        if self._copies is not None and fabric.device.type == "cuda":
+            self._attack = resolvable(self._attack)
         self._move: Callable[..., Sample] = self._sample
         self._train: Callable[..., None] = self._step
         if self._copies is not None and fabric.device.type == "cuda" and capture:
-            generators = [self._generator, self._own]
+            generators, strict = [self._generator, self._own], config.fast == "on"
             if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
-                self._move = Replay(self._sample, generators, say)
+                self._move = Replay(self._sample, generators, say, strict=strict)
             else:
-                self._train = Replay(self._step, generators, say)
+                self._train = Replay(self._step, generators, say, strict=strict)
 
     def begin(self, stream: int) -> torch.Generator:
         """Start an epoch whose random numbers are those of ``stream``; gives the generator that all processes share."""
