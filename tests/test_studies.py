@@ -195,6 +195,11 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
     ours = cells(tmp_path / "all/curves.md")["AT + MCE"]["ours"]
     assert ours[3] == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
     assert "mean ± standard deviation over the seeds" in (tmp_path / "all/curves.md").read_text()
+    for weights in tmp_path.glob("all/runs/*/members"):  # gathered without them: what is known stands
+        shutil.rmtree(weights)
+    (tmp_path / "all/curves.md").unlink()
+    assert main([*command, "--out", str(tmp_path / "all")]) == 0
+    assert cells(tmp_path / "all/curves.md")["AT + MCE"]["ours"] == ours
 
 
 def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,9 +18,9 @@ from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
 from .data import Dataset, Split, hold_out
-from .devices import make_fabric, place
+from .devices import company, make_fabric, place
 from .ensemble import Ensemble, Mixture
-from .errors import InputError, LostProcessError
+from .errors import InputError
 from .evaluation import evaluate
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
@@ -70,7 +69,8 @@ def boost(
         if data_dir is not None:
             description["data_dir"] = str(Path(data_dir).absolute())
         run = _open(runs.Run.resume if resume else runs.Run.create, out, description, fabric)
-    with run.locked() if run is not None else nullcontext(), _company(fabric):
+    lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
+    with run.locked() if run is not None else nullcontext(), company(fabric, lost):
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
         if fabric.world_size > 1:  # an orderly end: nobody leaves before the first has written everything
             fabric.barrier()
@@ -92,20 +92,6 @@ def _open(
     if problem := fabric.broadcast(problem):
         raise InputError(problem)
     return run or runs.Follower.open(out)
-
-
-@contextmanager
-def _company(fabric: Fabric) -> Iterator[None]:
-    """Within it, the end of another process is said in words."""
-    try:
-        yield
-    except RuntimeError as error:
-        if fabric.world_size == 1 or not re.search("gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE):
-            raise
-        raise LostProcessError(
-            "another process of this training has ended: the run is kept up to its last whole epoch; "
-            "start the same command again with --resume"
-        ) from None
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:

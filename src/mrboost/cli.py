@@ -122,7 +122,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.examples and len(kinds) * len(stages) > 1:
         raise InputError("--examples holds those of one classifier: leave out --staged and give one kind of --weights")
     planned = Run.open(options.target).config["rounds"]
-    if 0 < members < planned:
+    if 0 < members < planned and is_first_process():
         print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
     for which in kinds:
         for rounds in stages:
@@ -145,9 +145,11 @@ def _evaluate(options: argparse.Namespace) -> None:
                 examples=options.examples,
             )
             documents.append({"weights": which, "members": rounds, **result.to_dict()})
-            if not options.json:
+            if not options.json and is_first_process():
                 of = f" of the first {rounds} of {members} members" if members > 1 else ""
                 print(f"{options.target}, {which} weights{of}: {result}")
+    if not is_first_process():
+        return
     shutil.rmtree(unfinished(Run.open(options.target)), ignore_errors=True)
     if options.json:
         print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import InputError
+from .errors import InputError, LostProcessError
 
 
 def under_torchrun() -> bool:
@@ -48,7 +49,7 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
     if under_torchrun() and not together and os.environ["WORLD_SIZE"] != "1":
-        raise InputError("only train runs in several processes: start this command without torchrun")
+        raise InputError("only train and evaluate run in several processes: start this command without torchrun")
     if together and under_torchrun():
         if index:
             raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
@@ -78,10 +79,21 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
 
 
 def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:
-    """The mean or the ``sum`` of what all processes have here; with one process, the values."""
+    """The mean, ``sum`` or ``max`` of what all processes have here; with one process, the values."""
     together = fabric.all_reduce(values.clone(), reduce_op=how)
     assert isinstance(together, Tensor)
     return together
+
+
+@contextmanager
+def company(fabric: Fabric, remedy: str) -> Iterator[None]:
+    """Within it, the end of another process is said in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not re.search("gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE):
+            raise
+        raise LostProcessError(f"another process has ended: {remedy}") from None
 
 
 def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

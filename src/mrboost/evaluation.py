@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +19,21 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .attacks import Attack, AutoAttack, Classifier, Search, Square, Transfer, attacked, named
+from .attacks import PGD, Attack, AutoAttack, Classifier, Search, attacked, named
 from .attacks.base import Untouched, check_logits
 from .attacks.points import Points
 from .attacks.queue import run
 from .attacks.search import seed_of
+from .copies import quick
 from .data import Split
 from .devices import device_of, dtype_of, exact_float32
-from .doubts import Doubt, doubts_of, probe
+from .doubts import Doubt, probe
 from .ensemble import Mixture
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
-from .outcomes import Evaluation, Outcome, Stage, wilson_interval
+from .measured import Measured
+from .outcomes import Evaluation
 from .parts import Parts, digest
 from .storage import State, replace_file, write_tensors
 
@@ -73,13 +76,34 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
+    return measure(
+        model, x, y, resolve_attacks(attack, eps, norm), eps=eps, norm=norm, batch_size=batch_size, progress=progress,
+        check=check, keep=keep, resume=resume, examples=examples,
+    ).evaluation()  # fmt: skip
+
+
+def measure(
+    model: Classifier,
+    x: Images,
+    y: Tensor | None,
+    attacks: Mapping[str, Attack],
+    *,
+    eps: float,
+    norm: str,
+    batch_size: int | None,
+    progress: bool,
+    check: bool,
+    keep: str | Path | None,
+    resume: bool,
+    examples: str | Path | None,
+) -> Measured:
+    """What ``evaluate`` sums up."""
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}: leave it out to have it chosen")
     if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
         raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
     if examples is not None and not Path(examples).parent.is_dir():
         raise InputError(f"there is no folder {str(Path(examples).parent)!r} for the examples: make it first")
-    attacks = resolve_attacks(attack, eps, norm)
     balls = {(getattr(one, "eps", None), getattr(one, "norm", None)) for one in attacks.values()} or {(eps, norm)}
     common = balls.pop() if len(balls) == 1 else (None, None)
     parts = Parts(None if keep is None else Path(keep), resume=resume)
@@ -98,7 +122,7 @@ def evaluate(
                     doubts = chunk.probe(common[0] or eps, common[1] or norm)
             labels.append(targets)
             chunk_is = "" if keep is None else chunk.fingerprint()
-            for label, one in ({"clean": None} | attacks).items():
+            for label, one in {"clean": None, **attacks}.items():
                 bar.set_description(label)
                 of = "" if keep is None else digest(chunk_is, one)
                 place = _Place(parts, f"{number}-{list(found).index(label)}", of)
@@ -113,11 +137,8 @@ def evaluate(
                 found[label].append(part)
     if examples is not None:
         _write_examples(Path(examples), found, torch.cat(labels))
-    whole = {label: _joined(parts_) for label, parts_ in found.items()}
-    outcomes = [_outcome(label, whole[label], attacks.get(label), torch.cat(labels)) for label in found]
-    if check:
-        doubts += _doubts(whole, attacks)
-    return Evaluation(common[0], common[1], sum(map(len, labels)), tuple(outcomes), tuple(doubts))
+    known = {label: _joined(states) for label, states in found.items()}
+    return Measured(common[0], common[1], attacks, torch.cat(labels), known, tuple(doubts), check)
 
 
 def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
@@ -253,36 +274,6 @@ def _joined(parts: Sequence[State]) -> State:
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != "adv"}
 
 
-def _outcome(label: str, known: State, attack: Attack | None, y: Tensor) -> Outcome:
-    seconds = known["seconds"].sum(dim=0)
-    stages: list[Stage] = []
-    if isinstance(attack, AutoAttack):
-        for number, search in enumerate(attack.searches, start=1):
-            left = _left(known["stage"], number).double()
-            interval = wilson_interval(left.sum().item(), len(left))
-            stages.append(Stage(search.name, left.mean().item(), interval, seconds[number - 1].item()))
-    return Outcome.of(label, known["correct"], known["margin"], y, seconds.sum().item(), stages)
-
-
-def _doubts(known: Mapping[str, State], attacks: Mapping[str, Attack]) -> list[Doubt]:
-    """What the outcomes say against each other, and the stages of AutoAttack."""
-    transfers = [label for label, one in attacks.items() if isinstance(one, Transfer)]
-    correct = {label: parts["correct"] for label, parts in known.items()}
-    found: list[Doubt] = []
-    for label, one in attacks.items():
-        if isinstance(one, AutoAttack):
-            stage, numbered = known[label]["stage"], list(enumerate(one.searches, start=1))
-            found += doubts_of({search.name: _left(stage, number) for number, search in numbered}, cumulative=True)
-            blind = torch.tensor([-1, *(number for number, search in numbered if isinstance(search, Square))])
-            correct[f"gradients in {label}"] = torch.isin(stage, blind)
-    return found + doubts_of(correct, black_box=transfers)
-
-
-def _left(stage: Tensor, number: int) -> Tensor:
-    """Which points stand after stage ``number``."""
-    return (stage < 0) | (stage > number)
-
-
 def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor) -> None:
     tensors = {label: torch.cat([part["adv"] for part in parts]) for label, parts in found.items() if label != "clean"}
     tensors["y"] = y
@@ -315,17 +306,25 @@ def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tenso
 def attacked_batches(
     model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None, first: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels."""
+    """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels.
+
+    On a CUDA device PGD runs on a quick copy; what it finds is the model's to judge.
+    """
     device = device_of(model) if isinstance(model, nn.Module) else x.device
-    dtype = dtype_of(model, x.dtype)
-    size = min(len(x), batch_size or max(16, min(1024, 2**20 // x[0].numel())))
+    dtype, cuda = dtype_of(model, x.dtype), device.type == "cuda"
+    size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 20) // x[0].numel())))
+    victim = model
+    if cuda and isinstance(attack, PGD):
+        with attacked(model), torch.autocast("cuda", enabled=False):
+            victim = quick(model, x[:: max(1, len(x) // 8)].to(device, dtype))
     position = 0
     while position < len(x):
         part = slice(position, position + size)
         images, labels = x[part].to(device, dtype), y[part].to(device)
         try:
             if attack is not None:
-                images = attack(model, images, labels)
+                with nullcontext() if victim is model else torch.autocast("cuda", enabled=False):
+                    images = attack(victim, images, labels)
             with attacked(model), torch.no_grad(), exact_float32():
                 logits = model(images.clone())  # a model may work in place
         except torch.OutOfMemoryError:

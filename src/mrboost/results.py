@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from . import data as datasets
 from .adaptive import adaptive
 from .attacks import PGD, Attack
 from .data import Dataset, Split, hold_out
-from .devices import make_fabric
+from .devices import company, make_fabric
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .evaluation import evaluate, resolve_attacks
+from .evaluation import measure, resolve_attacks
 from .outcomes import Evaluation
 from .runs import Run, load
 from .seeds import derive
@@ -58,8 +59,9 @@ def draw(split: Split, n: int | None) -> Split:
     return hold_out(split, n, seed=0)[1]
 
 
-def load_model(run: Run, which: str, device: str) -> Ensemble | Mixture:
-    return load(run.folder, which).to(make_fabric(device, "32-true").device)
+def load_model(run: Run, which: str, device: str | torch.device) -> Ensemble | Mixture:
+    place = make_fabric(device, "32-true").device if isinstance(device, str) else device
+    return load(run.folder, which).to(place)
 
 
 def reweight_run(
@@ -114,6 +116,7 @@ def evaluate_run(
 
     ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
     ``dataset`` is the run's own, if it is loaded already; ``resume`` goes on with an evaluation that was interrupted.
+    Of several processes that torchrun started, each takes its share of the images, and the first writes.
     """
     run = Run.open(run_dir)
     norm = run.config["norm"] if norm is None else norm
@@ -122,7 +125,11 @@ def evaluate_run(
     eps = run.config["eps"] if eps is None else eps
     if not callable(attack):
         resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
-    model = load_model(run, which, device)
+    fabric = make_fabric(device, "32-true", together=True)
+    rank, world = fabric.global_rank, fabric.world_size
+    if world > 1 and examples is not None:
+        raise InputError("examples are written by one process: start this command without torchrun")
+    model = load_model(run, which, fabric.device)
     if rounds is not None:
         if not 1 <= rounds <= len(model):
             raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
@@ -130,13 +137,20 @@ def evaluate_run(
     data = load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)
     whole = data.test
     test = draw(whole, n)
+    if len(test) < world:
+        raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
     attacks |= adaptive(model, eps, norm) if fit and eps else {}
-    folder = unfinished(run) / f"{which}-{len(model)}"
-    result = evaluate(
-        model, test, None, attacks, eps=eps, norm=norm, batch_size=batch_size, progress=progress, check=check,
-        keep=folder if os.access(run.folder, os.W_OK) else None, resume=resume, examples=examples,
-    )  # fmt: skip
+    folder = unfinished(run) / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
+    with company(fabric, "start the same command again with --resume"):
+        measured = measure(
+            model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
+            progress=progress and rank == 0, check=check, keep=folder if os.access(run.folder, os.W_OK) else None,
+            resume=resume, examples=examples,
+        )  # fmt: skip
+        result = measured.of_all(fabric, len(test)).evaluation()
+    if rank > 0:
+        return result
     try:
         _keep(run, which, len(model), result, len(test) == len(whole))
     except OSError as error:  # a run that one may only read can be evaluated all the same

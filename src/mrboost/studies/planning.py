@@ -112,7 +112,7 @@ class Training:
 
     def is_trained(self) -> bool:
         run = self.run()
-        return run is not None and run.rounds_done() >= self.options["rounds"]
+        return run is not None and (run.rounds_done() >= self.options["rounds"] or _is_without_weights(run))
 
     def is_done(self) -> bool:
         return self.is_trained() and not self.pending()
@@ -161,14 +161,21 @@ def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dic
     found: dict[str, dict[str, Any]] = {}
     if not run.results.get("evaluations"):
         return found
-    of = _fingerprint(run.folder, which, members, max(p.stat().st_mtime_ns for p in run.folder.glob("members/*")))
-    wanted = {"weights": which, "members": members, "of": of, "eps": run.config["eps"]}
+    wanted = {"weights": which, "members": members, "eps": run.config["eps"]}
+    if not _is_without_weights(run):
+        stamp = max(path.stat().st_mtime_ns for path in run.folder.glob("members/*"))
+        wanted["of"] = _fingerprint(run.folder, which, members, stamp)
     for evaluation in run.results["evaluations"]:
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
         if enough and all(evaluation.get(key) == value for key, value in wanted.items()):
             found |= {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
     return found
+
+
+def _is_without_weights(run: Run) -> bool:
+    """Evaluated, and then only its numbers were kept."""
+    return bool(run.results.get("evaluations")) and not any(run.folder.glob("members/*"))
 
 
 @cache
