@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost.copies import quick, refresh
+from mrboost import fusing
+from mrboost.copies import Copy, quick, refresh
+from mrboost.fusing import fuse_norm_relu, fuse_relu, multiply_pointwise
 from mrboost.models import build
 
 
@@ -94,6 +96,40 @@ def test_a_copy_follows_its_network(name: str) -> None:
         assert not torch.allclose(before, network(x), rtol=1e-3)
         assert copy(x) == pytest.approx(network(x), rel=1e-3, abs=1e-4)
     assert not any(parameter.requires_grad for parameter in copy.parameters())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wrn-34-10"])
+def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on CUDA devices, with cuDNN's operations spelt out and in float64."""
+
+    def conv_relu(x, weight, bias, *how):
+        return torch.conv2d(x, weight, bias, *how).relu()
+
+    def conv_add_relu(x, weight, other, scale, bias, *how):
+        return (torch.conv2d(x, weight, bias, *how) + scale * other).relu()
+
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", conv_relu)
+    monkeypatch.setattr(torch, "cudnn_convolution_add_relu", conv_add_relu)
+    monkeypatch.setattr(fusing, "_compiled", lambda function: function)
+    torch.manual_seed(0)
+    x = torch.rand(4, 3, 32, 32)
+    network = build(name, (3, 32, 32), 10).double().eval().requires_grad_(False)
+    copy = Copy(network, passes=(fuse_relu, fuse_norm_relu, multiply_pointwise))
+    kinds = {type(part).__name__ for part in copy.modules()}
+    assert {"_ConvRelu", "_Pointwise"} <= kinds
+    assert ("_NormRelu" in kinds) == (name == "wrn-34-10")
+    for _ in range(2):
+        answers = []
+        for one in (copy, network):
+            given = x.double().requires_grad_(True)
+            logits = one(given)
+            answers.append((logits, *torch.autograd.grad(logits.cos().sum(), given)))
+        for mine, theirs in zip(*answers, strict=True):
+            assert (mine - theirs).norm() < 1e-9 * theirs.norm()
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.mul_(1 + 0.2 * torch.rand_like(tensor))
+        refresh(copy)
 
 
 def test_a_weight_that_two_layers_share_is_followed_too() -> None:
