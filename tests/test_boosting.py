@@ -94,6 +94,24 @@ def test_growing_is_the_only_change_that_resume_takes(tiny: Dataset, tmp_path) -
     assert [row["round"] for row in results["rounds"]] == [1, 2]
 
 
+def test_later_rounds_may_be_shorter_and_slower(tiny: Dataset, tmp_path) -> None:
+    said = {"rounds": 3, "epochs": 4, "later_epochs": 2, "lr": 0.1, "later_lr": 0.01, "schedule": "one-cycle"}
+    boost("mrboost", tiny, out=tmp_path, device="cpu", **said)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["epoch"]) for row in rows] == [(1, e) for e in (1, 2, 3, 4)] + [
+        (r, e) for r in (2, 3) for e in (1, 2)
+    ]
+    fastest = [max(row["lr"] for row in rows if row["round"] == r) for r in (1, 2, 3)]
+    assert fastest[0] > 0.01 >= fastest[1] == fastest[2]
+    boost("mrboost", tiny, out=tmp_path, device="cpu", resume=True, **{**said, "rounds": 4})  # another later round
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 10
+    with pytest.raises(InputError, match="later_epochs: 2 -> 1"):
+        boost("mrboost", tiny, out=tmp_path, device="cpu", resume=True, **{**said, "rounds": 4, "later_epochs": 1})
+    for wrong in ({"later_epochs": 0}, {"later_lr": -1.0}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
+            boost("mrboost", tiny, device="cpu", **wrong)
+
+
 def test_where_a_learner_starts() -> None:
     one, two, fresh = (models.build("cnn-digits", (1, 8, 8), 3) for _ in range(3))
     two[1][1].running_mean.fill_(0.7)

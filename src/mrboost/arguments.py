@@ -91,11 +91,15 @@ def _training_options(p: Any) -> None:
     p.add_argument("--model", metavar="NAME", help=f"{', '.join(models.names())} (default: the data's usual one)")
     p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
     p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
+    p.add_argument(
+        "--later-epochs", type=int, metavar="E", help="epochs of the rounds after the first (default: equal)"
+    )
     p.add_argument("--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255")
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
     p.add_argument("--step-size", type=_fraction, metavar="X", help="step of the training attack (default: eps/4)")
     p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
+    p.add_argument("--later-lr", type=float, metavar="X", help="of the rounds after the first (default: equal)")
     p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
     p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
     p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")

@@ -50,9 +50,10 @@ def boost(
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
-        options: ``model``, ``rounds``, ``epochs``, ``eps``, ``norm``, ``step_size``, ``batch_size``, ``lr``,
-            ``schedule``, ``ema``, ``clip``, ``awp``, ``smoothing``, ``cutmix``, ``seed``, ``validation``,
-            ``select_on``, ``precision``, ``fast``; what is left out comes from data and recipe.
+        options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
+            first), ``eps``, ``norm``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``, ``awp``,
+            ``smoothing``, ``cutmix``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is left
+            out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
@@ -106,8 +107,8 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, members)
         fitted = fit(
-            learner, members, train, held_out, config, fabric=fabric, augment=config.augment, round_=round_, run=run,
-            progress=progress,
+            learner, members, train, held_out, config.of_round(round_), fabric=fabric, augment=config.augment,
+            round_=round_, run=run, progress=progress,
         )  # fmt: skip
         learner.load_state_dict(fitted.best)
         members.append(learner.requires_grad_(False).eval())

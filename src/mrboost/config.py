@@ -48,17 +48,22 @@ class Config:
     precision: Precision
     fast: Fast
     augment: Augment
+    later_epochs: int | None = None
+    later_lr: float | None = None
 
     def __post_init__(self) -> None:
         models.check(self.model)
         ball(self.norm, self.eps)
-        for name in ("rounds", "epochs", "batch_size", "validation"):
+        for name in ("rounds", "epochs", "later_epochs", "batch_size", "validation"):
             value = getattr(self, name)
+            if value is None and name == "later_epochs":
+                continue
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("lr", "step_size"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)}")
+        for name in ("lr", "later_lr", "step_size"):
+            value = getattr(self, name)
+            if not (value is None and name == "later_lr") and not 0 < value < float("inf"):
+                raise InputError(f"{name} must be a positive number, got {value}")
         if self.batch_size < 2:
             raise InputError("batch_size must be at least 2: BatchNorm has no statistics of a single image")
         if not 0 <= self.seed < 2**63:
@@ -70,6 +75,12 @@ class Config:
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def of_round(self, round_: int) -> Config:
+        """What holds in one round: those after the first may be shorter, and may learn more slowly."""
+        if round_ == 1:
+            return self
+        return replace(self, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
     def attack(self, steps: int | None = None) -> PGD:
         """The recipe's inner attack with this run's ball; ``steps`` overrides its length for validation."""
@@ -93,11 +104,13 @@ class Options(TypedDict, total=False):
     model: str | None
     rounds: int
     epochs: int | None
+    later_epochs: int | None
     eps: float | None
     norm: str
     step_size: float | None
     batch_size: int | None
     lr: float | None
+    later_lr: float | None
     seed: int
     validation: int | None
     select_on: SelectOn

@@ -300,10 +300,15 @@ def embedded(svg: str) -> str:
 
 
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
-    keys = ("recipe", "model", "rounds", "epochs", "batch_size", "lr", "step_size", "seed", "validation", "select_on")
+    keys = (
+        *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
+        *("validation", "select_on"),
+    )
     rows = []
     for key in keys:
-        values = [run.config[key]["summary"] if key == "recipe" else run.config[key] for run in runs]
+        values = [run.config[key]["summary"] if key == "recipe" else run.config.get(key) for run in runs]
+        if all(value is None for value in values):
+            continue
         rows.append(f"<tr><td>{key}</td>{''.join(f'<td>{escape(str(value))}</td>' for value in values)}</tr>")
     head = "".join(f"<th>{escape(label)}</th>" for label in labels)
     commands = " ".join(escape(str(run.folder)) for run in runs)

@@ -72,7 +72,8 @@ class Request:
         boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study
         rounds = options["rounds"] if boosted and "rounds" in options else study.options.get("rounds", recipe.rounds)
         options |= {"rounds": rounds, "seed": seed}
-        folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{options['epochs']}-seed{seed}"
+        epochs = "-".join(str(options[name]) for name in ("epochs", "later_epochs") if name in options)
+        folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{epochs}-seed{seed}"
         attacks = study.attacks if row.attacks is None else row.attacks
         return Training(self, row.label, recipe, data, paper_data, options, attacks, self.out / "runs" / folder)
 
