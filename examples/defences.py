@@ -21,12 +21,12 @@ from pathlib import Path
 
 import mrboost
 from mrboost import recipes
-from mrboost.attacks import Uniform
+from mrboost.attacks import Gaussian
 from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
-from mrboost.losses import Smoothed, margin_cross_entropy
-from mrboost.objectives import OnPerturbed, Trades
-from mrboost.samplers import Learner
+from mrboost.losses import Smoothed, margin_cross_entropy, margin_kl_divergence
+from mrboost.objectives import Trades
+from mrboost.samplers import Diverge
 
 ROWS = [
     "at",
@@ -49,10 +49,10 @@ COMPOSED = {
         replace(recipes.TRADES_MCE, name="trades-mce+awp", awp=AWP(0.005)),
         replace(
             recipes.STRONG,
-            name="strong-at",
-            start=Uniform(),
-            sampler=Learner(margin_cross_entropy),
-            objective=OnPerturbed(Smoothed(margin_cross_entropy)),
+            name="strong-trades",
+            start=Gaussian(),
+            sampler=Diverge(margin_kl_divergence),
+            objective=Trades(Smoothed(margin_cross_entropy), margin_kl_divergence),
         ),
         replace(recipes.MRBOOST, name="mrboost+awp", awp=AWP()),
         replace(recipes.MRBOOST, name="mrboost+trades", objective=Trades()),

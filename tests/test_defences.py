@@ -68,8 +68,8 @@ LITERAL: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "gair-mce": lambda g, h, y: mce_a(h, y),
     "awp": lambda g, h, y: ce(h, y),
     "awp-mce": lambda g, h, y: mce_a(h, y),
-    "strong": lambda g, h, y: smoothed(mce_a, g, y) + 6 * (kl(g, h) + kl(-g, -h)),
-    "mrboost-strong": lambda g, h, y: smoothed(mce_a, g, y) + 6 * (kl(g, h) + kl(-g, -h)),
+    "strong": lambda g, h, y: smoothed(mce_a, h, y),
+    "mrboost-strong": lambda g, h, y: smoothed(mce_a, h, y),
 }
 
 
@@ -129,7 +129,7 @@ def literal_pgd(network: nn.Module, x: Tensor, start: Tensor, objective: Callabl
     return x_adv
 
 
-@pytest.mark.parametrize("name", ["trades", "trades-mce", "strong"])
+@pytest.mark.parametrize("name", ["trades", "trades-mce"])
 def test_trades_attacks_the_divergence_from_beside_the_image(name: str, network, images) -> None:
     x, y = images
     recipe = recipes.get(name)

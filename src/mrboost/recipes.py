@@ -187,13 +187,13 @@ GAIR_MCE = replace(
     objective=OnPerturbed(margin_cross_entropy),
 )
 STRONG = replace(
-    TRADES_MCE,
+    AWP_MCE,
     name="strong",
-    summary="parts said to strengthen single models, at once: trades-mce, AWP, averages, smooth labels, SiLU",
-    formula=f"min_θ max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g(x_i), ȳ_i) + 6 max_δ ({_MARGIN_KL}),  g = g_{{θ + v}},  "
-    f"{_PROBABILITIES},  ȳ the smoothed label",
-    reference="composed here, of trades-mce, awp, one-cycle rates, averaged weights, label smoothing and SiLU",
-    objective=Trades(Smoothed(margin_cross_entropy), margin_kl_divergence),
+    summary="awp-mce with what is said to strengthen single models: averaged weights, smooth labels, SiLU",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i MCE-A(g_{θ + v}(x_i + δ_i), ȳ_i),  ȳ the smoothed label,  "
+    "δ_i = argmax_δ MCE-A(g(x_i + δ), y_i)",
+    reference="composed here, of awp-mce, one-cycle rates, averaged weights, label smoothing and SiLU",
+    objective=OnPerturbed(Smoothed(margin_cross_entropy)),
     model="{}-silu",
     schedule=OneCycle(),
     awp=AWP(0.005),
@@ -232,9 +232,8 @@ MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
     summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, with it",
-    formula=f"{STRONG.formula},  with δ_i = argmax_δ MCE-A(mean_{{j<=t}} g_j(x_i + δ), y_i) in place of the second max",
+    formula=STRONG.formula.replace("MCE-A(g(x_i + δ)", "MCE-A(mean_{j<=t} g_j(x_i + δ)"),
     sampler=All(),
-    start=Uniform(),
     init=PerInit(),
     rounds=5,
 )
