@@ -155,7 +155,8 @@ class Engine:
             for name, value in new.items():
                 held[name].copy_(value)
 
-        return Graph(in_place), held
+        pool = next((graph for graph, _ in self._graphs.values()), None)
+        return Graph(in_place, pool=pool), held
 
 
 def _bucket(lanes: int) -> int:
