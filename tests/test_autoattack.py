@@ -98,7 +98,7 @@ def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.27), ("L2", 2.9)])
 def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
-    """Far beyond the radius of training, where few points stand: those take the time."""
+    """Radii chosen, beyond that of training, so that few points stand (those take the time) and few are at the edge."""
     model, x, y = mnist
     agree(model, x[:60], y[:60], AutoAttack(eps, norm), queries=50)
 
