@@ -7,6 +7,8 @@ comparison in full.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +96,11 @@ def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
     agree(ensemble, x[120:180], y[120:180], AutoAttack(eps, norm), queries=100)
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 1.5)])
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.27), ("L2", 2.9)])
 def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
+    """Radii chosen, beyond that of training, so that few points stand (those take the time) and few are at the edge."""
     model, x, y = mnist
-    agree(model, x[:16], y[:16], AutoAttack(eps, norm), queries=50)
+    agree(model, x[:60], y[:60], AutoAttack(eps, norm), queries=50)
 
 
 def test_plus_agrees(model, points) -> None:
@@ -132,23 +135,38 @@ def advance(search: Search, model: nn.Module, x: Tensor, y: Tensor, job: int = 0
     return state | {"start": start, "ranking": known.ranking}
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    """The oracle keeps its losses and step sizes in torch's default type."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 @pytest.mark.parametrize("loss", ["ce", "dlr", "t"])
 def test_apgd_walks_the_same_path_from_the_same_start(loss: str, norm: str, model, points) -> None:
-    """The best loss after 100 iterations, point by point, in double precision on both sides as far as they go."""
-    x, y = points[0][:60], points[1][:60]
-    right = model(x).argmax(1) == y
+    """100 iterations in double precision: the same loss, image and successes, point by point.
+
+    In L2 lengths are rounded otherwise than the oracle's, and once a loss is flat the last bits choose the way.
+    """
+    twin, x, y = deepcopy(model).double(), points[0][:60].double(), points[1][:60]
+    right = twin(x).argmax(1) == y
     x, y, eps = x[right], y[right], 0.17 if norm == "Linf" else 0.9
     search = {"ce": APGD(eps, norm), "dlr": APGD(eps, norm, loss=dlr), "t": APGD(eps, norm, targets=9)}[loss]
-    state = advance(search, model, x, y, job=2)
+    state = advance(search, twin, x, y, job=2 if loss == "t" else 0)
     kind: Any = APGDAttack_targeted if loss == "t" else APGDAttack
-    theirs = kind(model, eps=eps, norm=norm, device="cpu", **({} if loss == "t" else {"loss": loss}))
+    theirs = kind(twin, eps=eps, norm=norm, device="cpu", **({} if loss == "t" else {"loss": loss}))
     theirs.init_hyperparam(x)
     theirs.y_target = state["target"]
-    _, correct, best, _ = theirs.attack_single_run(x, y, x_init=state["start"])
-    close = (state["best_loss"] - best).abs() <= 1e-3 * (1 + best.abs())
-    assert close.float().mean() >= 0.8  # a last bit can turn a sign, and then a path
-    assert (state["hit"] == ~correct.bool()).float().mean() >= 0.98
+    image, correct, best, broken = theirs.attack_single_run(x, y, x_init=state["start"])
+    assert torch.equal(state["hit"], ~correct.bool())
+    assert 0.05 < state["hit"].double().mean() < 0.95
+    assert ((state["best_loss"] - best).abs() <= 1e-6).double().mean() >= (1.0 if norm == "Linf" else 0.8)
+    if norm == "Linf":
+        assert state["best"] == pytest.approx(image, abs=1e-9)
+        assert state["found"][state["hit"]] == pytest.approx(broken[state["hit"]].detach(), abs=1e-9)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
