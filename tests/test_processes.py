@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,15 @@ def test_processes_share_an_evaluation(run: str) -> None:
         assert [s["accuracy"] for s in mine["stages"]] == [s["accuracy"] for s in theirs["stages"]]
     assert sum(shared["outcomes"][-1]["correct"]) < sum(shared["outcomes"][0]["correct"])
     assert not Path(run, "checkpoint/evaluation").exists()
+
+
+def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/checkpoint/evaluation").mkdir(parents=True)
+    (tmp_path / "run/checkpoint/evaluation/best-1-1-2").write_text("in the second one's way")
+    done = command("evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", processes=2)
+    assert done.returncode != 0
+    assert "best-1-1-2" in done.stderr
 
 
 def test_mistakes_under_torchrun_get_one_line(run: str, tmp_path: Path) -> None:

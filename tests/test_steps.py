@@ -47,11 +47,12 @@ def test_the_attack_on_copies_raises_the_loss_as_far(loss, device: str, model, u
     assert reached(All(loss), copies[:1], copies[1]) > 0.99 * reached(All(loss), networks[:1], networks[1])
 
 
-def test_a_start_that_half_precision_resolves(model, batch) -> None:
+@pytest.mark.parametrize(("norm", "eps", "std"), [("Linf", 0.1, 0.1 / 8), ("L2", 0.8, 0.8 / 64)])
+def test_a_start_that_half_precision_resolves(norm: str, eps: float, std: float, model, batch) -> None:
     """TRADES starts so close to the image that its first gradient would be noise: farther out it reaches as far."""
     network, (x, y) = deepcopy(model).eval().requires_grad_(False), batch
     copy = Copy(network, half=True)
-    attack = PGD(0.1, steps=10, start=Gaussian())
+    attack = PGD(eps, norm, steps=10, start=Gaussian())
 
     def reached(attack: PGD, victim: nn.Module) -> float:
         total = 0.0
@@ -60,9 +61,9 @@ def test_a_start_that_half_precision_resolves(model, batch) -> None:
             total += kl_divergence(network(x), network(x_adv)).item()
         return total
 
-    assert resolvable(attack).start == Gaussian(0.1 / 8)
-    assert reached(resolvable(attack), copy) > 0.99 * reached(attack, network)
-    assert resolvable(PGD(0.1)) == PGD(0.1)
+    assert resolvable(attack, 64).start == Gaussian(std)
+    assert reached(resolvable(attack, 64), copy) > 0.99 * reached(attack, network)
+    assert resolvable(PGD(0.1), 64) == PGD(0.1)
 
 
 def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options) -> Progress:

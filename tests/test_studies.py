@@ -20,6 +20,7 @@ from mrboost.cli import main
 from mrboost.config import resolve
 from mrboost.data import Dataset, Split
 from mrboost.data.registry import SOURCES
+from mrboost.errors import InputError
 from mrboost.studies import running
 
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
@@ -315,6 +316,23 @@ def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
         assert err.count("\n") == 1
         assert f"{changed[0][2:]}: " in err
         assert "choose another --out" in err
+
+
+def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path) -> None:
+    def request(**options) -> studies.Request:
+        return studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+
+    def training(recipe: str, **options):
+        return next(t for t in request(**options).trainings() if t.recipe.name == recipe)
+
+    slow = training("mrboost", later_lr=0.01)
+    mrboost.boost(slow.recipe, "digits", out=slow.folder, device="cpu", **slow.options)
+    assert slow.run() is not None
+    for options in ({}, {"later_lr": 0.02}, {"later_lr": 0.01, "clip": 1.0}, {"later_lr": 0.01, "ema": 0.9}):
+        with pytest.raises(InputError, match="another configuration"):
+            training("mrboost", **options).run()
+    assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
+    assert training("wider", later_epochs=3).folder == training("wider").folder
 
 
 def test_list_names_every_study_and_scale(capsys) -> None:

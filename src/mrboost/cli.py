@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -47,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
-        if speaks_for_its_node() or isinstance(error, LostProcessError):
-            print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if not speaks_for_its_node() and not isinstance(error, LostProcessError):
+            time.sleep(5)  # a mistake that all share is said by the first of them, whose end then ends this one
+        print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)

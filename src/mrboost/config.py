@@ -156,7 +156,8 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     config = Config(recipe=recipe, data=dataset.name, **filled)
     if recipe.ema is not None and asked_ema is None:
         # A recipe's own average is made for long trainings: in a short one it would still hold the first weights.
-        steps = config.epochs * math.ceil(len(dataset.train) / config.batch_size)
+        epochs = min(config.epochs, config.later_epochs or config.epochs)
+        steps = epochs * math.ceil(len(dataset.train) / config.batch_size)
         config = replace(config, recipe=replace(recipe, ema=min(recipe.ema, max(0.9, 1 - 5 / steps))))
     most = len(dataset.train) - 2
     if not 1 <= config.validation <= most:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import InputError, LostProcessError
+
+_PATIENCE = timedelta(hours=12)
+"""How long processes wait for each other: shares of an evaluation can take unequal time."""
 
 
 def under_torchrun() -> bool:
@@ -64,7 +68,7 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         apart: dict[str, Any] = {
             "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
         }
-        strategy = DDPStrategy(**apart)
+        strategy = DDPStrategy(timeout=_PATIENCE, **apart)
         fabric = Fabric(
             accelerator=kind,
             strategy=strategy,

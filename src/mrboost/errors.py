@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class LostProcessError(InputError):
-    """Another process of a training that several share has ended."""
+    """Another of the processes that share a command has ended."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -314,9 +314,11 @@ def attacked_batches(
     dtype, cuda = dtype_of(model, x.dtype), device.type == "cuda"
     size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 20) // x[0].numel())))
     victim = model
-    if cuda and isinstance(attack, PGD):
-        with attacked(model), torch.autocast("cuda", enabled=False):
-            victim = quick(model, x[:: max(1, len(x) // 8)].to(device, dtype))
+    if cuda and isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
+        few = x[:: max(1, len(x) // 8)].to(device, dtype)
+        full = torch.autocast("cuda", enabled=False)
+        with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
+            victim = quick(model, few.clone())
     position = 0
     while position < len(x):
         part = slice(position, position + size)

@@ -40,6 +40,7 @@ class Graph:
         for generator in generators:
             self._graph.register_generator_state(generator)
         torch.cuda.synchronize()
+        stream = torch.cuda.current_stream()
         drawn = [*generators, torch.cuda.default_generators[torch.cuda.current_device()]]
         places = [generator.get_state() for generator in drawn]
         try:
@@ -48,11 +49,12 @@ class Graph:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)
             for generator, place in zip(drawn, places, strict=True):  # it still waits for the end of the capture
                 sound = torch.Generator(generator.device)
                 sound.set_state(place)
                 generator.graphsafe_set_state(sound.graphsafe_get_state())
-            raise NotCapturedError(str(error).splitlines()[0]) from error
+            raise NotCapturedError(str(error.__context__ or error).splitlines()[0]) from error
 
     def replay(self) -> None:
         self._graph.replay()
@@ -123,10 +125,17 @@ class Engine:
 
     def advance(self, step: Step, state: State, count: int, search: int) -> State:
         """``count`` steps; ``search`` is the number of the search that they belong to."""
-        if not self._captures:
-            for _ in range(count):
-                state = step(self.model, state)
-            return state
+        if self._captures:
+            try:
+                with torch.cuda.device(state["t"].device):
+                    return self._replay(step, state, count, search)
+            except NotCapturedError:  # a loss that looks at values, say
+                self._captures, self._graphs = False, {}
+        for _ in range(count):
+            state = step(self.model, state)
+        return state
+
+    def _replay(self, step: Step, state: State, count: int, search: int) -> State:
         lanes = len(state["t"])
         key = (search, _bucket(lanes))
         if key not in self._graphs:

@@ -142,12 +142,12 @@ def evaluate_run(
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
     attacks |= adaptive(model, eps, norm) if fit and eps else {}
     folder = unfinished(run) / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
+    measured = measure(
+        model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
+        progress=progress and rank == 0, check=check and rank == 0,
+        keep=folder if os.access(run.folder, os.W_OK) else None, resume=resume, examples=examples,
+    )  # fmt: skip
     with company(fabric, "start the same command again with --resume"):
-        measured = measure(
-            model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
-            progress=progress and rank == 0, check=check, keep=folder if os.access(run.folder, os.W_OK) else None,
-            resume=resume, examples=examples,
-        )  # fmt: skip
         result = measured.of_all(fabric, len(test)).evaluation()
     if rank > 0:
         return result

@@ -7,6 +7,7 @@ several processes, only the gradients' average waits for the others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -29,11 +30,15 @@ from .samplers import Sample, Turn
 from .seeds import Share, derive
 
 
-def resolvable(attack: PGD) -> PGD:
-    """The attack with a start that half precision tells from the image: TRADES's is too close to it."""
+def resolvable(attack: PGD, numbers: int) -> PGD:
+    """The attack with a start that half precision tells from the image: those of TRADES and MART are too close to it.
+
+    ``numbers`` is how many an image has.
+    """
     if not isinstance(attack.start, Gaussian):
         return attack
-    return replace(attack, start=Gaussian(max(attack.start.std, attack.eps / 8)))
+    each = attack.eps if attack.norm == "Linf" else attack.eps / math.sqrt(numbers)
+    return replace(attack, start=Gaussian(max(attack.start.std, each / 8)))
 
 
 class Step:
@@ -64,7 +69,7 @@ class Step:
         say = say or (lambda _: None)
         self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
         if self._copies is not None and fabric.device.type == "cuda":
-            self._attack = resolvable(self._attack)
+            self._attack = resolvable(self._attack, sample[0].numel())
         self._move: Callable[..., Sample] = self._sample
         self._train: Callable[..., None] = self._step
         if self._copies is not None and fabric.device.type == "cuda" and capture:

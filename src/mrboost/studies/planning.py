@@ -15,7 +15,7 @@ from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.config import as_said, differences
+from mrboost.config import as_said, describe_parts, differences
 from mrboost.errors import InputError
 from mrboost.runs import Run, slug
 
@@ -71,6 +71,8 @@ class Request:
         options = {"model": scale.models.get(model, model), **scale.options, **study.options, **self.options}
         boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study
         rounds = options["rounds"] if boosted and "rounds" in options else study.options.get("rounds", recipe.rounds)
+        if rounds == 1:
+            options = {key: value for key, value in options.items() if not key.startswith("later_")}
         options |= {"rounds": rounds, "seed": seed}
         epochs = "-".join(str(options[name]) for name in ("epochs", "later_epochs") if name in options)
         folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{epochs}-seed{seed}"
@@ -99,7 +101,11 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        said = {key: value for key, value in self.options.items() if key != "model"}  # the folder's name has it
+        # What nobody asked for is as the recipe has it; but an average of its own is fitted to the training's length.
+        usual = dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
+        parts = as_said({"recipe": describe_parts(self.recipe)})
+        said = usual | {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
+        del said["model"]  # the folder's name has it
         said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
         recipe = run.config["recipe"]
         saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
