@@ -6,8 +6,9 @@ most 2 c groups, whatever the number of points. Solvers see nothing else of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from scipy import sparse
@@ -24,12 +25,21 @@ class Cover:
     groups: int
     count: int  # of cells
 
-    def incidence(self, rows: Ints) -> sparse.csr_array:
-        """(rows, groups): ones where a point belongs to a group."""
-        n, terms = len(rows), self.group.shape[1]
+    @cached_property
+    def incidence(self) -> sparse.csr_array:
+        """(points, groups): ones where a point belongs to a group."""
+        n, terms = self.group.shape
         return sparse.csr_array(
-            (np.ones(n * terms), self.group[rows].ravel(), np.arange(0, n * terms + 1, terms)), shape=(n, self.groups)
+            (np.ones(n * terms), self.group.ravel(), np.arange(0, n * terms + 1, terms)), shape=(n, self.groups)
         )
+
+    def part(self, rows: Ints) -> Self:
+        """The same for some of the points, with the groups that they belong to."""
+        used, group = np.unique(self.group[rows], return_inverse=True)
+        return replace(self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used))  # type: ignore[arg-type]
+
+    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+        raise NotImplementedError
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
         """Least row of ``values`` (cells, …) in each group, and its cell."""
@@ -67,6 +77,9 @@ class StumpCover(Cover):
         return StumpCover(
             group.reshape(low.shape), len(keys), cells.count, cells, keys // cells.count, keys % cells.count
         )
+
+    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+        return {"low": self.low[groups], "high": self.high[groups]}
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
         return range_minima(values, self.low, self.high)
@@ -106,14 +119,24 @@ class TreeCover(Cover):
         table = np.stack([np.pad(cells, (0, size.max() - len(cells)), mode="edge") for cells in lists])
         return TreeCover(np.stack(group, axis=1), len(lists), start, table, size)
 
+    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+        return {"table": self.table[groups], "size": self.size[groups]}
+
     @cached_property
-    def order(self) -> Ints:
-        return np.arange(self.groups)
+    def rounds(self) -> list[tuple[Ints, Ints]]:
+        """For c = 1, 2, …: the groups of more than c cells, and the next cell of each."""
+        longer = [np.flatnonzero(self.size > c) for c in range(1, int(self.size.max()))]
+        return [(groups, self.table[groups, c]) for c, groups in enumerate(longer, 1)]
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        found = values[self.table]
-        which = found.argmin(axis=1)
-        return np.take_along_axis(found, which[:, None], axis=1)[:, 0], self.table[self.order[:, None], which]
+        least = values[self.table[:, 0]]
+        where = np.repeat(self.table[:, :1], values.shape[1], axis=1)
+        for groups, cells in self.rounds:
+            found, best = values[cells], least[groups]
+            smaller = found < best
+            least[groups] = np.where(smaller, found, best)
+            where[groups] = np.where(smaller, cells[:, None], where[groups])
+        return least, where
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
         return np.repeat(np.arange(len(groups)), self.size[groups]), np.concatenate(
