@@ -23,7 +23,7 @@ from .cells import Floats, Ints
 from .certificate import Certificate, certify, predicted
 from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
-from .models import Model
+from .models import Model, Pairs
 
 MATCHED = 3000  # points up to which fit counts conflicts
 
@@ -41,12 +41,14 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns' names
         In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X, 0.05)`` gives 5 % of each range.
-    base : "stump" or "tree"
-        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search.
+    base : "stump", "tree" or "both"
+        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search. "both" fits
+        them together, as one sum.
     max_depth : int
         Of trees.
     n_rounds : int, optional
-        Trees (100), rounds of "hedge" (1000), or iterations of "smooth" on stumps (300).
+        Trees (100, or up to 500: ten for each pair of classes), rounds of "hedge" (1000), or iterations of "smooth" on
+        stumps (300).
     solver : "auto", "smooth", "lp" or "hedge"
         "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
         only). "auto" is "smooth", which generalises best.
@@ -96,11 +98,11 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit to a table of numbers and its labels."""
-        options = self._options()
         X, y = self._table(X, y, reset=True)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
+        options = self._options(len(self.classes_))
         present = np.unique(y[weight > 0])
         if len(present) < 2:
             raise InputError(
@@ -168,12 +170,12 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Inputs
 
-    def _options(self) -> Options:
-        if self.base not in ("stump", "tree"):
-            raise unknown_name("base", str(self.base), ("stump", "tree"))
+    def _options(self, classes: int) -> Options:
+        if self.base not in ("stump", "tree", "both"):
+            raise unknown_name("base", str(self.base), ("stump", "tree", "both"))
         if self.solver not in ("auto", "smooth", "lp", "hedge"):
             raise unknown_name("solver", str(self.solver), ("auto", "smooth", "lp", "hedge"))
-        if self.base == "tree" and self.solver == "hedge":
+        if self.base != "stump" and self.solver == "hedge":
             raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
         nu: Any = self.nu
         alpha: Any = self.alpha
@@ -187,7 +189,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
-        usual = 100 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
+        trees = max(100, min(10 * Pairs(classes).count, 500))
+        usual = {"smooth": 300, "hedge": 1000, "lp": 1}[solver] if self.base == "stump" else trees
         return Options(
             base=self.base,
             solver=solver,

@@ -85,52 +85,55 @@ class StumpCover(Cover):
         return range_minima(values, self.low, self.high)
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        low, size = self.low[groups], self.high[groups] - self.low[groups] + 1
-        within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-        return np.repeat(np.arange(len(groups)), size), np.repeat(low, size) + within
+        return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Parameters are the jumps at thresholds; a column's leftmost cell is 0, the bias does the rest."""
-        return self.cells.running(np.where(self.cells.first[:, None], 0.0, parameters))
+        """Parameters are the jumps at thresholds."""
+        return self.cells.running(self.cells.without_first(parameters))
 
     def fold(self, gradient: Floats) -> Floats:
-        return np.where(self.cells.first[:, None], 0.0, self.cells.tails(gradient))
+        return self.cells.without_first(self.cells.tails(gradient))
 
 
 @dataclass(frozen=True)
 class TreeCover(Cover):
-    table: Ints  # (groups, most cells), the last cell repeated
+    flat: Ints  # the cells of all groups
+    start: Ints
     size: Ints
+    columns: Cells | None = None
+    """Of the trees that come first, if they are columns: their parameters are jumps, as stumps' are."""
 
     @staticmethod
-    def of(trees: tuple[Tree, ...], X: Floats, eps: Floats) -> TreeCover:
-        group: list[Ints] = []
-        lists: list[Ints] = []
-        start = 0
+    def of(trees: tuple[Tree, ...], X: Floats, eps: Floats, columns: Cells | None = None) -> TreeCover:
+        group, flat, sizes = [], [], [np.arange(0)]
+        groups = cells = 0
         for tree in trees:
             rows, leaves = tree.routes(X, eps)
             met = np.zeros((len(X), tree.leaves), dtype=bool)
             met[rows, leaves] = True
-            sets, index = np.unique(np.packbits(met, axis=1), axis=0, return_inverse=True)
-            group.append(index.ravel() + len(lists))
-            lists += [start + np.flatnonzero(row) for row in np.unpackbits(sets, axis=1, count=tree.leaves)]
-            start += tree.leaves
-        size = np.array([len(cells) for cells in lists])
-        table = np.stack([np.pad(cells, (0, size.max() - len(cells)), mode="edge") for cells in lists])
-        return TreeCover(np.stack(group, axis=1), len(lists), start, table, size)
+            packed, index = np.unique(np.packbits(met, axis=1), axis=0, return_inverse=True)
+            sets = np.unpackbits(packed, axis=1, count=tree.leaves)
+            group.append(index.ravel() + groups)
+            flat.append(np.nonzero(sets)[1] + cells)
+            sizes.append(sets.sum(axis=1, dtype=np.intp))
+            groups, cells = groups + len(sets), cells + tree.leaves
+        size = np.concatenate(sizes)
+        return TreeCover(
+            np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size, columns
+        )
 
     def _chosen(self, groups: Ints) -> dict[str, Ints]:
-        return {"table": self.table[groups], "size": self.size[groups]}
+        return {"start": self.start[groups], "size": self.size[groups]}
 
     @cached_property
     def rounds(self) -> list[tuple[Ints, Ints]]:
         """For c = 1, 2, …: the groups of more than c cells, and the next cell of each."""
         longer = [np.flatnonzero(self.size > c) for c in range(1, int(self.size.max()))]
-        return [(groups, self.table[groups, c]) for c, groups in enumerate(longer, 1)]
+        return [(groups, self.flat[self.start[groups] + c]) for c, groups in enumerate(longer, 1)]
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        least = values[self.table[:, 0]]
-        where = np.repeat(self.table[:, :1], values.shape[1], axis=1)
+        where = np.repeat(self.flat[self.start, None], values.shape[1], axis=1)
+        least = values[where[:, 0]]
         for groups, cells in self.rounds:
             found, best = values[cells], least[groups]
             smaller = found < best
@@ -139,12 +142,23 @@ class TreeCover(Cover):
         return least, where
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        return np.repeat(np.arange(len(groups)), self.size[groups]), np.concatenate(
-            [self.table[g, : self.size[g]] for g in groups]
-        )
+        position, place = _ranges(self.start[groups], self.size[groups])
+        return position, self.flat[place]
 
     def expand(self, parameters: Floats) -> Floats:
-        return parameters
+        if self.columns is None:
+            return parameters
+        stumps, trees = np.split(parameters, [self.columns.count])
+        return np.concatenate([self.columns.running(self.columns.without_first(stumps)), trees])
 
     def fold(self, gradient: Floats) -> Floats:
-        return gradient
+        if self.columns is None:
+            return gradient
+        stumps, trees = np.split(gradient, [self.columns.count])
+        return np.concatenate([self.columns.without_first(self.columns.tails(stumps)), trees])
+
+
+def _ranges(start: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """(range, number) of every number of the ranges that begin at ``start``."""
+    which = np.repeat(np.arange(len(start)), size)
+    return which, np.arange(size.sum()) + np.repeat(start - np.cumsum(size) + size, size)

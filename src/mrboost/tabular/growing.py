@@ -1,20 +1,23 @@
 """Trees that are robust split by split.
 
 A point whose ball holds a threshold goes to both sides, so a split that many points straddle is seen as the bad one it
-is. Trees are grown on columns drawn at random and on random weights of the points, as forests are; their leaves' scores
-are found afterwards, for all trees together (``smooth.py``, ``lp.py``).
+is. Trees are grown on columns drawn at random and on random weights of the points, as forests are. Of several classes a
+tree sees two: scores are of pairs, and what sets one pair apart is lost in a split that shall serve them all. The
+leaves' scores are found afterwards, for all trees and pairs together (``smooth.py``, ``lp.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 
 from .cells import Cells, Floats, Ints
 from .models import Tree
 
+Node = tuple[int, float, int, int]  # feature, threshold, left, right
 LEAST = 2.0  # points of average weight that must be on each side for certain
 
 
@@ -33,7 +36,7 @@ def grow(
     """One tree on the thresholds of ``cells``; ``reach`` holds the cells that each point's ball meets."""
     low, high = reach
     widest = int(np.diff(cells.offset).max())
-    nodes: list[tuple[int, float, int, int]] = []
+    nodes: list[Node] = []
     leaves = 0
 
     def split(rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
@@ -84,8 +87,7 @@ def grow(
         return me
 
     build(np.flatnonzero(weight > 0), depth, cells.offset[:-1].copy(), cells.offset[1:] - 1)
-    feature, threshold, left, right = zip(*nodes, strict=True)
-    return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
+    return _tree(nodes)
 
 
 def grow_forest(
@@ -96,19 +98,48 @@ def grow_forest(
     eps: Floats,
     classes: int,
     *,
-    seeds: Sequence[tuple[int, int]],
+    seed: int,
+    numbers: Ints,
     depth: int,
     points: float,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Tree, ...]:
-    """A tree per seed: random weights (the smooth bootstrap), and the square root of the columns at each split."""
+    """The trees of these numbers: random weights (the smooth bootstrap), the square root of the columns at each split,
+    and the pairs of classes by turns."""
     reach, columns, out = cells.reach(X, eps), math.isqrt(X.shape[1]) + 1, []
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        drawn = weight * random.exponential(size=len(y))
+    pairs = np.array(list(combinations(np.unique(y[weight > 0]), 2)))
+    pairs = np.random.default_rng(seed).permutation(pairs)
+    for t in numbers:
+        random = np.random.default_rng((seed, t))
+        seen = np.where(np.isin(y, pairs[t % len(pairs)]), weight, 0.0)
+        drawn = seen * random.exponential(size=len(y))
         tree = grow(
-            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns, points=points, random=random
-        )
+            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns,
+            points=points * float(seen.sum() / weight.sum()), random=random,
+        )  # fmt: skip
         out.append(tree)
         tick()
     return tuple(out)
+
+
+def column_trees(cells: Cells) -> tuple[Tree, ...]:
+    """A column's stumps as a tree, whose leaves are the column's cells from left to right."""
+
+    def build(nodes: list[Node], j: int, first: int, last: int) -> int:
+        me = len(nodes)
+        nodes.append((-1, 0.0, first, -1))
+        if first < last:
+            cut = (first + last) // 2
+            left, right = build(nodes, j, first, cut), build(nodes, j, cut + 1, last)
+            nodes[me] = (j, float(cells.thresholds[j][cut]), left, right)
+        return me
+
+    columns: list[list[Node]] = [[] for _ in cells.thresholds]
+    for j, nodes in enumerate(columns):
+        build(nodes, j, 0, len(cells.thresholds[j]))
+    return tuple(_tree(nodes) for nodes in columns)
+
+
+def _tree(nodes: list[Node]) -> Tree:
+    feature, threshold, left, right = zip(*nodes, strict=True)
+    return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
