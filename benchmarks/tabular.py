@@ -159,7 +159,6 @@ def ours(X: Array, y: Array, eps: float, **options: object) -> object:
 ROWS: dict[str, Callable[[Array, Array, float], object]] = {
     "stumps": ours,
     "trees": lambda X, y, eps: ours(X, y, eps, base="tree"),
-    "both": lambda X, y, eps: ours(X, y, eps, base="both"),
     "stumps-lp": lambda X, y, eps: ours(X, y, eps, solver="lp"),
     "stumps-hedge": lambda X, y, eps: ours(X, y, eps, solver="hedge", nu=0.3),
     "groot": groot,
@@ -176,7 +175,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", default=",".join(TABLES))
-    parser.add_argument("--rows", default="stumps,trees,both,groot,forest,boosting")
+    parser.add_argument("--rows", default="stumps,trees,groot,forest,boosting")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the shuffling, five folds each")
     parser.add_argument("--limit", type=int, default=500, help="boxes that a search in others' trees may open")
@@ -200,7 +199,7 @@ def main() -> None:
                         break
                     fitted = time.perf_counter()
                     codes = np.searchsorted(np.unique(y), labels)
-                    limit = 2000 if row in ("stumps", "trees", "both") else options.limit
+                    limit = 2000 if row in ("stumps", "trees") else options.limit
                     radius = np.full(X.shape[1], eps)
                     results.append(certify(model, test, codes, radius, radius=False, limit=limit))
                     seconds += fitted - began, time.perf_counter() - fitted

@@ -19,7 +19,7 @@ QUICK = [
     MRBoostClassifier(n_rounds=50),
     MRBoostClassifier(solver="hedge", n_rounds=30, nu=0.3),
     MRBoostClassifier(solver="lp", nu=0.3, max_thresholds=12),
-    MRBoostClassifier(base="both", n_rounds=5),
+    MRBoostClassifier(base="tree", n_rounds=5),
 ]
 
 
@@ -103,7 +103,7 @@ def test_chosen_nu_is_neither_a_tie_nor_a_constant(iris):
         ({"eps": "much"}, "eps is 'much': use a number"),
         ({"base": "stmp"}, "unknown base 'stmp': did you mean stump"),
         ({"solver": "simplex"}, "unknown solver 'simplex'"),
-        ({"solver": "hedge", "base": "both"}, "needs base='stump'"),
+        ({"solver": "hedge", "base": "tree"}, "needs base='stump'"),
         ({"nu": 1.5}, "nu is 1.5: use 'auto' or a number from 0"),
         ({"alpha": 0}, "alpha is 0: use a positive number"),
         ({"n_rounds": 0}, "n_rounds is 0: use a whole number"),

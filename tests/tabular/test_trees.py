@@ -10,19 +10,18 @@ from sklearn.datasets import load_digits
 
 from mrboost.tabular import MRBoostClassifier
 from mrboost.tabular.cells import Cells
-from mrboost.tabular.cover import StumpCover, TreeCover
-from mrboost.tabular.growing import column_trees, grow_forest
-from mrboost.tabular.models import Pairs, StumpModel, TreeModel
+from mrboost.tabular.cover import TreeCover
+from mrboost.tabular.growing import grow_forest
 from mrboost.tabular.search import Leaves, find_nonpositive, to_veritas
 
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 
 
-def forest(classes, seed=0, rounds=6, base="tree", **options):
+def forest(classes, seed=0, rounds=6, **options):
     random = np.random.default_rng(seed)
     y = np.arange(60) % classes
     X = np.round(random.normal(size=(60, 3)) + y[:, None] * [1.5, 0.7, -1.0], 1)
-    return MRBoostClassifier(0.3, base=base, n_rounds=rounds, max_depth=3, random_state=0, **options).fit(X, y), X, y
+    return MRBoostClassifier(0.3, base="tree", n_rounds=rounds, max_depth=3, random_state=0, **options).fit(X, y), X, y
 
 
 def everywhere(model, x, eps):
@@ -35,11 +34,10 @@ def everywhere(model, x, eps):
     return np.array(list(itertools.product(*axes)))
 
 
-@pytest.mark.parametrize("base", ["tree", "both"])
 @pytest.mark.parametrize("solver", ["smooth", "lp"])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_certificate_is_true_and_complete(classes, solver, base):
-    fitted, X, y = forest(classes, solver=solver, nu=0.8, base=base)
+def test_certificate_is_true_and_complete(classes, solver):
+    fitted, X, y = forest(classes, solver=solver, nu=0.8)
     model, eps = fitted.model_, 0.3
     found = fitted.certify(X, y)
     assert found.kind == "lower bound"
@@ -78,33 +76,6 @@ def test_groups_know_their_least_cells():
         np.testing.assert_allclose(part.incidence @ least, least[part.group].sum(axis=1))
 
 
-def test_columns_as_trees_are_the_stumps():
-    random = np.random.default_rng(0)
-    X, y, eps = np.round(random.normal(size=(50, 3)), 1), np.arange(50) % 3, np.array([0.2, 0.0, 0.5])
-    cells, pairs = Cells.of(X, eps), Pairs(3)
-    values, bias = random.normal(size=(cells.count, 3)), random.normal(size=3)
-    stumps, trees = StumpModel(cells, values, bias, pairs), TreeModel(column_trees(cells), values, bias, pairs)
-    assert (trees.offset == cells.offset).all()
-    np.testing.assert_allclose(trees.scores(X), stumps.scores(X))
-    np.testing.assert_allclose(trees.margins(X, y, eps), stumps.margins(X, y, eps))
-    by_column, by_tree = StumpCover.of(cells, X, eps), TreeCover.of(trees.trees, X, eps, cells)
-    np.testing.assert_allclose(by_tree.expand(values), by_column.expand(values))
-    np.testing.assert_allclose(by_tree.fold(values), by_column.fold(values))
-
-
-def test_both_have_the_stumps_beside_the_trees():
-    """A sum over columns: one split cannot do it, the columns beside it can."""
-    random = np.random.default_rng(0)
-    X = random.choice([-1.0, 1.0], size=(300, 7)) + random.uniform(-0.2, 0.2, size=(300, 7))
-    y = (np.sign(X).sum(axis=1) > 0).astype(int)
-    tree, both = (
-        MRBoostClassifier(0.3, base=base, max_depth=1, n_rounds=1, random_state=0).fit(X[:200], y[:200])
-        for base in ("tree", "both")
-    )
-    assert both.robust_score(X[200:], y[200:]) > 0.95
-    assert tree.robust_score(X[200:], y[200:]) < 0.8
-
-
 def test_each_tree_sees_two_classes():
     """Column 0 sets class 2 apart, column 1 the other two: one split for every pair of classes finds both."""
     y = np.arange(90) % 3
@@ -137,8 +108,8 @@ def test_a_tree_reaches_what_the_stump_cannot():
     X = random.uniform(-1, 1, size=(400, 2))
     X = X[(np.abs(X) > 0.2).all(axis=1)]
     y = (X[:, 0] * X[:, 1] > 0).astype(int)
-    for base in ("tree", "both"):
-        assert MRBoostClassifier(0.1, base=base, max_depth=3, random_state=0).fit(X, y).robust_score(X, y) > 0.95
+    tree = MRBoostClassifier(0.1, base="tree", max_depth=3, random_state=0).fit(X, y)
+    assert tree.robust_score(X, y) > 0.95
     assert MRBoostClassifier(0.1).fit(X, y).robust_score(X, y) < 0.7
 
 

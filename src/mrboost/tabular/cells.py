@@ -91,10 +91,6 @@ class Cells:
         beyond = np.concatenate([total[self.offset[1:-1]], np.zeros((1, *values.shape[1:]))])
         return np.asarray(total - np.repeat(beyond, np.diff(self.offset), axis=0))
 
-    def without_first(self, jumps: Floats) -> Floats:
-        """A column's leftmost cell is 0: the bias does the rest."""
-        return np.where(self.first[:, None], 0.0, jumps)
-
 
 def range_minima(values: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
     """Minimum of each column of ``values`` over rows ``low..high``, and a row that attains it: a sparse table."""

@@ -41,14 +41,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns' names
         In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X, 0.05)`` gives 5 % of each range.
-    base : "stump", "tree" or "both"
-        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search. "both" fits
-        them together, as one sum.
+    base : "stump" or "tree"
+        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search.
     max_depth : int
         Of trees.
     n_rounds : int, optional
-        Trees (100, or up to 500: ten for each pair of classes), rounds of "hedge" (1000), or iterations of "smooth" on
-        stumps (300).
+        Trees (100, with "smooth" up to 1000: 20 for each pair of classes), rounds of "hedge" (1000), or iterations of
+        "smooth" on stumps (300).
     solver : "auto", "smooth", "lp" or "hedge"
         "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
         only). "auto" is "smooth", which generalises best.
@@ -171,11 +170,11 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Inputs
 
     def _options(self, classes: int) -> Options:
-        if self.base not in ("stump", "tree", "both"):
-            raise unknown_name("base", str(self.base), ("stump", "tree", "both"))
+        if self.base not in ("stump", "tree"):
+            raise unknown_name("base", str(self.base), ("stump", "tree"))
         if self.solver not in ("auto", "smooth", "lp", "hedge"):
             raise unknown_name("solver", str(self.solver), ("auto", "smooth", "lp", "hedge"))
-        if self.base != "stump" and self.solver == "hedge":
+        if self.base == "tree" and self.solver == "hedge":
             raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
         nu: Any = self.nu
         alpha: Any = self.alpha
@@ -189,8 +188,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
-        trees = max(100, min(10 * Pairs(classes).count, 500))
-        usual = {"smooth": 300, "hedge": 1000, "lp": 1}[solver] if self.base == "stump" else trees
+        stumps = {"smooth": 300, "hedge": 1000, "lp": 1}
+        trees = {"smooth": max(100, min(20 * Pairs(classes).count, 1000)), "lp": 100}
+        usual = (stumps if self.base == "stump" else trees)[solver]
         return Options(
             base=self.base,
             solver=solver,

@@ -88,11 +88,11 @@ class StumpCover(Cover):
         return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Parameters are the jumps at thresholds."""
-        return self.cells.running(self.cells.without_first(parameters))
+        """Parameters are the jumps at thresholds; a column's leftmost cell is 0, the bias does the rest."""
+        return self.cells.running(np.where(self.cells.first[:, None], 0.0, parameters))
 
     def fold(self, gradient: Floats) -> Floats:
-        return self.cells.without_first(self.cells.tails(gradient))
+        return np.where(self.cells.first[:, None], 0.0, self.cells.tails(gradient))
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,9 @@ class TreeCover(Cover):
     flat: Ints  # the cells of all groups
     start: Ints
     size: Ints
-    columns: Cells | None = None
-    """Of the trees that come first, if they are columns: their parameters are jumps, as stumps' are."""
 
     @staticmethod
-    def of(trees: tuple[Tree, ...], X: Floats, eps: Floats, columns: Cells | None = None) -> TreeCover:
+    def of(trees: tuple[Tree, ...], X: Floats, eps: Floats) -> TreeCover:
         group, flat, sizes = [], [], [np.arange(0)]
         groups = cells = 0
         for tree in trees:
@@ -118,9 +116,7 @@ class TreeCover(Cover):
             sizes.append(sets.sum(axis=1, dtype=np.intp))
             groups, cells = groups + len(sets), cells + tree.leaves
         size = np.concatenate(sizes)
-        return TreeCover(
-            np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size, columns
-        )
+        return TreeCover(np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size)
 
     def _chosen(self, groups: Ints) -> dict[str, Ints]:
         return {"start": self.start[groups], "size": self.size[groups]}
@@ -146,16 +142,10 @@ class TreeCover(Cover):
         return position, self.flat[place]
 
     def expand(self, parameters: Floats) -> Floats:
-        if self.columns is None:
-            return parameters
-        stumps, trees = np.split(parameters, [self.columns.count])
-        return np.concatenate([self.columns.running(self.columns.without_first(stumps)), trees])
+        return parameters
 
     def fold(self, gradient: Floats) -> Floats:
-        if self.columns is None:
-            return gradient
-        stumps, trees = np.split(gradient, [self.columns.count])
-        return np.concatenate([self.columns.without_first(self.columns.tails(stumps)), trees])
+        return gradient
 
 
 def _ranges(start: Ints, size: Ints) -> tuple[Ints, Ints]:

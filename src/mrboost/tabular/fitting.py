@@ -12,9 +12,9 @@ from sklearn.model_selection import StratifiedKFold
 from . import hedge, lp, smooth
 from .cells import Cells, Floats, Ints
 from .cover import Cover, StumpCover, TreeCover
-from .growing import column_trees, grow_forest
+from .growing import grow_forest
 from .hedge import Stump
-from .models import Model, Pairs, StumpModel, TreeModel
+from .models import Model, Pairs, StumpModel, Tree, TreeModel
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 FOLDS = 3
@@ -91,8 +91,7 @@ def _fit_trees(
     """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the adversary of the game
     on the trees so far (half of the weight; the other half stays, so that trees keep seeing everything)."""
     batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
-    columns = cells if options.base == "both" else None
-    trees = column_trees(cells) if columns else ()
+    trees: tuple[Tree, ...] = ()
     weight = table.weight
     for batch in batches:
         if not len(batch):
@@ -101,7 +100,7 @@ def _fit_trees(
             cells, table.X, table.y, weight, table.eps, table.classes,
             seed=options.seed, numbers=batch, depth=options.depth, points=table.points, tick=tick,
         )  # fmt: skip
-        cover = TreeCover.of(trees, table.X, table.eps, columns)
+        cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
         values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, lambda: None)
         if played is not None:

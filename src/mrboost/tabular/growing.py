@@ -17,7 +17,6 @@ import numpy as np
 from .cells import Cells, Floats, Ints
 from .models import Tree
 
-Node = tuple[int, float, int, int]  # feature, threshold, left, right
 LEAST = 2.0  # points of average weight that must be on each side for certain
 
 
@@ -36,7 +35,7 @@ def grow(
     """One tree on the thresholds of ``cells``; ``reach`` holds the cells that each point's ball meets."""
     low, high = reach
     widest = int(np.diff(cells.offset).max())
-    nodes: list[Node] = []
+    nodes: list[tuple[int, float, int, int]] = []
     leaves = 0
 
     def split(rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
@@ -87,7 +86,8 @@ def grow(
         return me
 
     build(np.flatnonzero(weight > 0), depth, cells.offset[:-1].copy(), cells.offset[1:] - 1)
-    return _tree(nodes)
+    feature, threshold, left, right = zip(*nodes, strict=True)
+    return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
 
 
 def grow_forest(
@@ -120,26 +120,3 @@ def grow_forest(
         out.append(tree)
         tick()
     return tuple(out)
-
-
-def column_trees(cells: Cells) -> tuple[Tree, ...]:
-    """A column's stumps as a tree, whose leaves are the column's cells from left to right."""
-
-    def build(nodes: list[Node], j: int, first: int, last: int) -> int:
-        me = len(nodes)
-        nodes.append((-1, 0.0, first, -1))
-        if first < last:
-            cut = (first + last) // 2
-            left, right = build(nodes, j, first, cut), build(nodes, j, cut + 1, last)
-            nodes[me] = (j, float(cells.thresholds[j][cut]), left, right)
-        return me
-
-    columns: list[list[Node]] = [[] for _ in cells.thresholds]
-    for j, nodes in enumerate(columns):
-        build(nodes, j, 0, len(cells.thresholds[j]))
-    return tuple(_tree(nodes) for nodes in columns)
-
-
-def _tree(nodes: list[Node]) -> Tree:
-    feature, threshold, left, right = zip(*nodes, strict=True)
-    return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
