@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -36,9 +36,9 @@ class Cover:
     def part(self, rows: Ints) -> Self:
         """The same for some of the points, with the groups that they belong to."""
         used, group = np.unique(self.group[rows], return_inverse=True)
-        return replace(self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used))  # type: ignore[arg-type]
+        return replace(self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used))
 
-    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
         raise NotImplementedError
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
@@ -78,7 +78,7 @@ class StumpCover(Cover):
             group.reshape(low.shape), len(keys), cells.count, cells, keys // cells.count, keys % cells.count
         )
 
-    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
         return {"low": self.low[groups], "high": self.high[groups]}
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
@@ -118,7 +118,7 @@ class TreeCover(Cover):
         size = np.concatenate(sizes)
         return TreeCover(np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size)
 
-    def _chosen(self, groups: Ints) -> dict[str, Ints]:
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
         return {"start": self.start[groups], "size": self.size[groups]}
 
     @cached_property
