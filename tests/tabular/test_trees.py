@@ -9,6 +9,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from mrboost.tabular import MRBoostClassifier
+from mrboost.tabular.cells import Cells
+from mrboost.tabular.cover import TreeCover
+from mrboost.tabular.growing import grow_forest
 from mrboost.tabular.search import Leaves, find_nonpositive, to_veritas
 
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
@@ -51,6 +54,37 @@ def test_certificate_is_true_and_complete(classes, solver):
             assert (np.abs(z - X[i]) <= eps * (1 + 1e-12)).all()
             assert model.pairs.against(model.scores(z[None]), y[i]).min() <= model.tolerance
             assert found.misled[i] == (fitted.predict(z[None])[0] != y[i])
+
+
+def test_groups_know_their_least_cells():
+    """For all points and for some of them, against a loop over the leaves that each ball meets."""
+    fitted, X, _ = forest(3)
+    eps = np.full(3, 0.3)
+    values = np.random.default_rng(0).normal(size=(int(fitted.model_.offset[-1]), 2))
+    cover = TreeCover.of(fitted.model_.trees, X, eps)
+    for rows in (np.arange(len(X)), np.arange(0, len(X), 7)):
+        part = cover.part(rows)
+        least, cell = part.minima(values)
+        position, members = part.members(np.arange(part.groups))
+        for t, tree in enumerate(fitted.model_.trees):
+            met, leaves = tree.routes(X[rows], eps)
+            for i, group in enumerate(part.group[:, t]):
+                cells = fitted.model_.offset[t] + leaves[met == i]
+                assert sorted(members[position == group]) == sorted(cells)
+                assert (least[group] == values[cells].min(axis=0)).all()
+                assert (values[cell[group], [0, 1]] == least[group]).all()
+        np.testing.assert_allclose(part.incidence @ least, least[part.group].sum(axis=1))
+
+
+def test_each_tree_sees_two_classes():
+    """Column 0 sets class 2 apart, column 1 the other two: one split for every pair of classes finds both."""
+    y = np.arange(90) % 3
+    X = np.random.default_rng(0).uniform(-0.1, 0.1, size=(90, 2)) + np.array([[0, 0], [0, 1], [9, 0]])[y]
+    eps = np.full(2, 0.1)
+    trees = grow_forest(
+        Cells.of(X, eps), X, y, np.full(90, 1 / 90), eps, 3, seed=0, numbers=np.arange(3), depth=1, points=90
+    )
+    assert sorted(int(tree.feature[0]) for tree in trees) == [0, 0, 1]
 
 
 def test_double_oracle_raises_the_value():

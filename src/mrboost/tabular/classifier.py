@@ -23,7 +23,7 @@ from .cells import Floats, Ints
 from .certificate import Certificate, certify, predicted
 from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
-from .models import Model
+from .models import Model, Pairs
 
 MATCHED = 3000  # points up to which fit counts conflicts
 
@@ -46,7 +46,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     max_depth : int
         Of trees.
     n_rounds : int, optional
-        Trees (100), rounds of "hedge" (1000), or iterations of "smooth" on stumps (300).
+        Trees (100, with "smooth" up to 1000: 20 for each pair of classes), rounds of "hedge" (1000), or iterations of
+        "smooth" on stumps (300).
     solver : "auto", "smooth", "lp" or "hedge"
         "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
         only). "auto" is "smooth", which generalises best.
@@ -96,11 +97,11 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit to a table of numbers and its labels."""
-        options = self._options()
         X, y = self._table(X, y, reset=True)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
+        options = self._options(len(self.classes_))
         present = np.unique(y[weight > 0])
         if len(present) < 2:
             raise InputError(
@@ -168,7 +169,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Inputs
 
-    def _options(self) -> Options:
+    def _options(self, classes: int) -> Options:
         if self.base not in ("stump", "tree"):
             raise unknown_name("base", str(self.base), ("stump", "tree"))
         if self.solver not in ("auto", "smooth", "lp", "hedge"):
@@ -187,7 +188,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
-        usual = 100 if self.base == "tree" else {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
+        stumps = {"smooth": 300, "hedge": 1000, "lp": 1}
+        trees = {"smooth": max(100, min(20 * Pairs(classes).count, 1000)), "lp": 100}
+        usual = (stumps if self.base == "stump" else trees)[solver]
         return Options(
             base=self.base,
             solver=solver,

@@ -6,8 +6,9 @@ most 2 c groups, whatever the number of points. Solvers see nothing else of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -24,12 +25,21 @@ class Cover:
     groups: int
     count: int  # of cells
 
-    def incidence(self, rows: Ints) -> sparse.csr_array:
-        """(rows, groups): ones where a point belongs to a group."""
-        n, terms = len(rows), self.group.shape[1]
+    @cached_property
+    def incidence(self) -> sparse.csr_array:
+        """(points, groups): ones where a point belongs to a group."""
+        n, terms = self.group.shape
         return sparse.csr_array(
-            (np.ones(n * terms), self.group[rows].ravel(), np.arange(0, n * terms + 1, terms)), shape=(n, self.groups)
+            (np.ones(n * terms), self.group.ravel(), np.arange(0, n * terms + 1, terms)), shape=(n, self.groups)
         )
+
+    def part(self, rows: Ints) -> Self:
+        """The same for some of the points, with the groups that they belong to."""
+        used, group = np.unique(self.group[rows], return_inverse=True)
+        return replace(self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used))
+
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
+        raise NotImplementedError
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
         """Least row of ``values`` (cells, …) in each group, and its cell."""
@@ -68,13 +78,14 @@ class StumpCover(Cover):
             group.reshape(low.shape), len(keys), cells.count, cells, keys // cells.count, keys % cells.count
         )
 
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
+        return {"low": self.low[groups], "high": self.high[groups]}
+
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
         return range_minima(values, self.low, self.high)
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        low, size = self.low[groups], self.high[groups] - self.low[groups] + 1
-        within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-        return np.repeat(np.arange(len(groups)), size), np.repeat(low, size) + within
+        return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
 
     def expand(self, parameters: Floats) -> Floats:
         """Parameters are the jumps at thresholds; a column's leftmost cell is 0, the bias does the rest."""
@@ -86,42 +97,58 @@ class StumpCover(Cover):
 
 @dataclass(frozen=True)
 class TreeCover(Cover):
-    table: Ints  # (groups, most cells), the last cell repeated
+    flat: Ints  # the cells of all groups
+    start: Ints
     size: Ints
 
     @staticmethod
     def of(trees: tuple[Tree, ...], X: Floats, eps: Floats) -> TreeCover:
-        group: list[Ints] = []
-        lists: list[Ints] = []
-        start = 0
+        group, flat, sizes = [], [], [np.arange(0)]
+        groups = cells = 0
         for tree in trees:
             rows, leaves = tree.routes(X, eps)
             met = np.zeros((len(X), tree.leaves), dtype=bool)
             met[rows, leaves] = True
-            sets, index = np.unique(np.packbits(met, axis=1), axis=0, return_inverse=True)
-            group.append(index.ravel() + len(lists))
-            lists += [start + np.flatnonzero(row) for row in np.unpackbits(sets, axis=1, count=tree.leaves)]
-            start += tree.leaves
-        size = np.array([len(cells) for cells in lists])
-        table = np.stack([np.pad(cells, (0, size.max() - len(cells)), mode="edge") for cells in lists])
-        return TreeCover(np.stack(group, axis=1), len(lists), start, table, size)
+            packed, index = np.unique(np.packbits(met, axis=1), axis=0, return_inverse=True)
+            sets = np.unpackbits(packed, axis=1, count=tree.leaves)
+            group.append(index.ravel() + groups)
+            flat.append(np.nonzero(sets)[1] + cells)
+            sizes.append(sets.sum(axis=1, dtype=np.intp))
+            groups, cells = groups + len(sets), cells + tree.leaves
+        size = np.concatenate(sizes)
+        return TreeCover(np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size)
+
+    def _chosen(self, groups: Ints) -> dict[str, Any]:
+        return {"start": self.start[groups], "size": self.size[groups]}
 
     @cached_property
-    def order(self) -> Ints:
-        return np.arange(self.groups)
+    def rounds(self) -> list[tuple[Ints, Ints]]:
+        """For c = 1, 2, …: the groups of more than c cells, and the next cell of each."""
+        longer = [np.flatnonzero(self.size > c) for c in range(1, int(self.size.max()))]
+        return [(groups, self.flat[self.start[groups] + c]) for c, groups in enumerate(longer, 1)]
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        found = values[self.table]
-        which = found.argmin(axis=1)
-        return np.take_along_axis(found, which[:, None], axis=1)[:, 0], self.table[self.order[:, None], which]
+        where = np.repeat(self.flat[self.start, None], values.shape[1], axis=1)
+        least = values[where[:, 0]]
+        for groups, cells in self.rounds:
+            found, best = values[cells], least[groups]
+            smaller = found < best
+            least[groups] = np.where(smaller, found, best)
+            where[groups] = np.where(smaller, cells[:, None], where[groups])
+        return least, where
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        return np.repeat(np.arange(len(groups)), self.size[groups]), np.concatenate(
-            [self.table[g, : self.size[g]] for g in groups]
-        )
+        position, place = _ranges(self.start[groups], self.size[groups])
+        return position, self.flat[place]
 
     def expand(self, parameters: Floats) -> Floats:
         return parameters
 
     def fold(self, gradient: Floats) -> Floats:
         return gradient
+
+
+def _ranges(start: Ints, size: Ints) -> tuple[Ints, Ints]:
+    """(range, number) of every number of the ranges that begin at ``start``."""
+    which = np.repeat(np.arange(len(start)), size)
+    return which, np.arange(size.sum()) + np.repeat(start - np.cumsum(size) + size, size)

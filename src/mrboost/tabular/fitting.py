@@ -98,7 +98,7 @@ def _fit_trees(
             continue
         trees += grow_forest(
             cells, table.X, table.y, weight, table.eps, table.classes,
-            seeds=[(options.seed, int(t)) for t in batch], depth=options.depth, points=table.points, tick=tick,
+            seed=options.seed, numbers=batch, depth=options.depth, points=table.points, tick=tick,
         )  # fmt: skip
         cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
@@ -169,9 +169,9 @@ def _replay(model: Model, *, stumps: tuple[Stump, ...], pairs: Pairs) -> Iterabl
 
 def _margins(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> Floats:
     out = np.empty(len(table.y))
-    for k, rows, incidence in smooth.class_views(cover, table.y):
-        least, _ = cover.minima(pairs.against(values, k))
-        out[rows] = (incidence @ least + pairs.against(bias, k)).min(axis=1)
+    for k, rows, part in smooth.class_views(cover, table.y):
+        least, _ = part.minima(pairs.against(values, k))
+        out[rows] = (part.incidence @ least + pairs.against(bias, k)).min(axis=1)
     return out
 
 
@@ -181,7 +181,7 @@ def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias
     if not isinstance(cover, StumpCover):
         return None
     views = smooth.class_views(cover, table.y)
-    _, mass, labels = smooth.robust_loss(cover, views, table.weight, pairs, values, bias)
+    _, mass, labels = smooth.robust_loss(views, table.weight, pairs, values, bias)
     upper = hedge.best_response(cover, mass)[0] / labels.sum()
     lower = 0.0
     if table.classes == 2:

@@ -1,14 +1,16 @@
 """Trees that are robust split by split.
 
 A point whose ball holds a threshold goes to both sides, so a split that many points straddle is seen as the bad one it
-is. Trees are grown on columns drawn at random and on random weights of the points, as forests are; their leaves' scores
-are found afterwards, for all trees together (``smooth.py``, ``lp.py``).
+is. Trees are grown on columns drawn at random and on random weights of the points, as forests are. Of several classes a
+tree sees two: scores are of pairs, and what sets one pair apart is lost in a split that shall serve them all. The
+leaves' scores are found afterwards, for all trees and pairs together (``smooth.py``, ``lp.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import combinations
 
 import numpy as np
 
@@ -96,19 +98,25 @@ def grow_forest(
     eps: Floats,
     classes: int,
     *,
-    seeds: Sequence[tuple[int, int]],
+    seed: int,
+    numbers: Ints,
     depth: int,
     points: float,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Tree, ...]:
-    """A tree per seed: random weights (the smooth bootstrap), and the square root of the columns at each split."""
+    """The trees of these numbers: random weights (the smooth bootstrap), the square root of the columns at each split,
+    and the pairs of classes by turns."""
     reach, columns, out = cells.reach(X, eps), math.isqrt(X.shape[1]) + 1, []
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        drawn = weight * random.exponential(size=len(y))
+    pairs = np.array(list(combinations(np.unique(y[weight > 0]), 2)))
+    pairs = np.random.default_rng(seed).permutation(pairs)
+    for t in numbers:
+        random = np.random.default_rng((seed, t))
+        seen = np.where(np.isin(y, pairs[t % len(pairs)]), weight, 0.0)
+        drawn = seen * random.exponential(size=len(y))
         tree = grow(
-            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns, points=points, random=random
-        )
+            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns,
+            points=points * float(seen.sum() / weight.sum()), random=random,
+        )  # fmt: skip
         out.append(tree)
         tick()
     return tuple(out)

@@ -112,19 +112,21 @@ class Game:
     def margins(self) -> Floats:
         """Exact robust margin of each point, for votes that count one per round."""
         out = np.empty(len(self.y))
-        for k, rows, incidence in self.views:
+        for k, rows, part in self.views:
             others = self.pairs.others(k)
-            least, _ = self.cover.minima(self.votes[:, [k]] - self.votes[:, others])
-            out[rows] = (incidence @ least + self.constant[k] - self.constant[others]).min(axis=1)
+            least, _ = part.minima(self.votes[:, [k]] - self.votes[:, others])
+            out[rows] = (part.incidence @ least + self.constant[k] - self.constant[others]).min(axis=1)
         return out
 
     def adversary(self, eta: float) -> tuple[Floats, Floats]:
         """P_t: its mass on (cell, y, y') in each column, and on the points."""
         classes, log_weight, parts = self.pairs.classes, np.full((len(self.y), self.pairs.classes), -np.inf), []
-        for k, rows, incidence in self.views:
+        for k, rows, part in self.views:
             others = self.pairs.others(k)
-            sums = RangeSums.of(eta * (self.votes[:, others] - self.votes[:, [k]]), self.cover.low, self.cover.high)
-            log_weight[np.ix_(rows, others)] = incidence @ sums.total + eta * (self.constant[others] - self.constant[k])
+            sums = RangeSums.of(eta * (self.votes[:, others] - self.votes[:, [k]]), part.low, part.high)
+            log_weight[np.ix_(rows, others)] = part.incidence @ sums.total + eta * (
+                self.constant[others] - self.constant[k]
+            )
             parts.append(sums)
         by_point = np.logaddexp.reduce(log_weight, axis=1)
         cap = self.weight / self.nu if self.nu > 0 else np.ones(len(self.y))
@@ -132,9 +134,9 @@ class Game:
         point = capped(by_point + np.log(self.weight), cap)
         joint = point[:, None] * np.exp(log_weight - by_point[:, None])
         mass = np.zeros((self.cover.count, classes, classes))
-        for (k, rows, incidence), sums in zip(self.views, parts, strict=True):
+        for (k, rows, part), sums in zip(self.views, parts, strict=True):
             others = self.pairs.others(k)
-            mass[:, k, others] = sums.spread(incidence.T @ joint[np.ix_(rows, others)])
+            mass[:, k, others] = sums.spread(part.incidence.T @ joint[np.ix_(rows, others)])
         return mass, point
 
 

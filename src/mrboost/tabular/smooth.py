@@ -13,17 +13,17 @@ pairs share, is shrunk less.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
-from scipy import sparse
 from scipy.optimize import minimize
 
 from .cells import Floats, Ints
 from .cover import Cover
 from .models import Pairs
 
-ClassView = tuple[int, Ints, sparse.csr_array]
+C = TypeVar("C", bound=Cover)
 OWN = 3.0  # how much freer than votes the scores of single pairs are
 
 
@@ -35,32 +35,33 @@ def sharing(pairs: Pairs) -> Floats:
     return np.asarray(np.eye(pairs.count) + (np.sqrt(1 + pairs.classes / OWN**2) - 1) * onto_votes)
 
 
-def class_views(cover: Cover, y: Ints) -> list[ClassView]:
-    """For each class its points, and the groups that they belong to."""
-    return [(int(k), rows, cover.incidence(rows)) for k in np.unique(y) for rows in [np.flatnonzero(y == k)]]
+def class_views(cover: C, y: Ints) -> list[tuple[int, Ints, C]]:
+    """For each class its points, and what the adversary can do there."""
+    return [(int(k), rows, cover.part(rows)) for k in np.unique(y) for rows in [np.flatnonzero(y == k)]]
 
 
 def robust_loss(
-    cover: Cover, views: list[ClassView], weight: Floats, pairs: Pairs, values: Floats, bias: Floats
+    views: Sequence[tuple[int, Ints, Cover]], weight: Floats, pairs: Pairs, values: Floats, bias: Floats
 ) -> tuple[float, Floats, Floats]:
     """The loss above without its penalty; the adversary's mass on (cell, y, y') in each term, and on (y, y').
 
     The gradient is that mass: the loss falls where a score of y against y' rises.
     """
-    total, mass = 0.0, np.zeros((cover.count, pairs.classes, pairs.classes))
+    total, mass = 0.0, np.zeros((len(values), pairs.classes, pairs.classes))
     labels = np.zeros((pairs.classes, pairs.classes))
-    for k, rows, incidence in views:
+    for k, rows, part in views:
         others = pairs.others(k)
-        least, cell = cover.minima(pairs.against(values, k))
-        margins = incidence @ least + pairs.against(bias, k)
+        least, cell = part.minima(pairs.against(values, k))
+        margins = part.incidence @ least + pairs.against(bias, k)
         top = np.maximum(-margins.min(axis=1, keepdims=True), 0.0)
         terms = np.exp(-margins - top)
         normal = terms.sum(axis=1, keepdims=True) + np.exp(-top)
         total += float(weight[rows] @ (np.log(normal) + top)[:, 0])
         push = terms / normal * weight[rows, None]
         labels[k, others], width = push.sum(axis=0), len(others)
-        flat = np.bincount((cell * width + np.arange(width)).ravel(), (incidence.T @ push).ravel(), cover.count * width)
-        mass[:, k, others] = flat.reshape(cover.count, width)
+        push = part.incidence.T @ push
+        flat = np.bincount((cell * width + np.arange(width)).ravel(), push.ravel(), len(values) * width)
+        mass[:, k, others] = flat.reshape(-1, width)
     return total, mass, labels
 
 
@@ -83,7 +84,7 @@ def solve(
 
     def objective(flat: Floats) -> tuple[float, Floats]:
         parameters, bias = flat[: -pairs.count].reshape(shape), flat[-pairs.count :]
-        loss, mass, labels = robust_loss(cover, views, weight, pairs, cover.expand(parameters @ mix), bias)
+        loss, mass, labels = robust_loss(views, weight, pairs, cover.expand(parameters @ mix), bias)
         by_value = mass[:, second, first] - mass[:, first, second]
         gradient = cover.fold(by_value) @ mix + 2 * alpha * parameters
         by_bias = labels[second, first] - labels[first, second]
@@ -92,8 +93,8 @@ def solve(
     # At zero every cell ties and one of many subgradients would be taken for the gradient: start a little beside it,
     # where each ball is shared evenly among its cells.
     even = np.zeros((cover.count, pairs.classes))
-    for k, rows, incidence in views:
-        even[:, k] = cover.share(incidence.T @ weight[rows])
+    for k, rows, part in views:
+        even[:, k] = part.share(part.incidence.T @ weight[rows])
     begin = cover.fold(pairs.from_votes(even)) @ mix
     point = np.concatenate([(0.1 * begin / max(np.abs(begin).max(), 1e-12)).ravel(), np.zeros(pairs.count)])
     best, left = np.inf, iterations
