@@ -302,7 +302,7 @@ def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
     assert recipe["cutmix"] == {"part": "CutMix", "probability": 0.5}
     resolve = mrboost.config.resolve
     plain = resolve(recipes.STRONG, tiny, awp=0, smoothing=0, cutmix=0).recipe
-    assert (plain.awp, plain.cutmix, plain.objective) == (None, None, recipes.TRADES_MCE.objective)
+    assert (plain.awp, plain.cutmix, plain.objective) == (None, None, recipes.AWP_MCE.objective)
     assert resolve(recipes.STRONG, tiny, smoothing=0.2).recipe.objective.loss.share == 0.2
     assert resolve(recipes.STRONG, tiny).model == resolve(recipes.STRONG, tiny, model="cnn-digits-silu").model
     for options, message in (
