@@ -87,6 +87,12 @@ def test_each_tree_sees_two_classes():
     assert sorted(int(tree.feature[0]) for tree in trees) == [0, 0, 1]
 
 
+@pytest.mark.parametrize(("classes", "trees"), [(2, 100), (4, 240), (10, 1800), (20, 426)])
+def test_usual_number_of_trees_grows_with_the_pairs_up_to_a_bound(classes, trees):
+    assert MRBoostClassifier(base="tree")._options(classes).rounds == trees
+    assert MRBoostClassifier(base="tree", n_rounds=7)._options(classes).rounds == 7
+
+
 def test_double_oracle_raises_the_value():
     """More trees, grown against the adversary of the first: the game on them is worth at least as much."""
     values = [forest(2, solver="lp", nu=0.8, rounds=rounds)[0].certificate_.value[0] for rounds in (1, 5, 25)]

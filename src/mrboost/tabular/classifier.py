@@ -21,11 +21,12 @@ from mrboost.errors import InputError, unknown_name
 
 from .cells import Floats, Ints
 from .certificate import Certificate, certify, predicted
-from .fitting import FOLDS, NUS, Fitted, Options, Table, fit_table
+from .fitting import FOLDS, NUS, STEPS, Fitted, Options, Table, fit_table
 from .matching import attainable_accuracy
 from .models import Model, Pairs
 
 MATCHED = 3000  # points up to which fit counts conflicts
+SCORES = 81_000  # trees times pairs of classes that the usual number of trees comes to at most: ten classes, 40 a pair
 
 
 class RobustnessWarning(UserWarning):
@@ -46,8 +47,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     max_depth : int
         Of trees.
     n_rounds : int, optional
-        Trees (100, with "smooth" up to 1000: 20 for each pair of classes), rounds of "hedge" (1000), or iterations of
-        "smooth" on stumps (300).
+        Trees (100, with "smooth" 40 for each pair of classes if that is more, fewer beyond ten classes), rounds of
+        "hedge" (1000), or iterations of "smooth" on stumps (300).
     solver : "auto", "smooth", "lp" or "hedge"
         "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
         only). "auto" is "smooth", which generalises best.
@@ -101,16 +102,17 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        options = self._options(len(self.classes_))
         present = np.unique(y[weight > 0])
         if len(present) < 2:
             raise InputError(
                 f"{type(self).__name__} needs two classes or more of positive weight, the data has one class: {present}"
             )
+        options = self._options(len(self.classes_))
         self.eps_ = self._radius(self.eps)
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
-        choosing = 0 if options.solver == "smooth" or options.nu is not None else FOLDS * (1 + len(NUS))
-        with _progress(options.rounds + choosing, bool(self.verbose)) as tick:
+        more = FOLDS * (1 + len(NUS)) if options.solver != "smooth" and options.nu is None else 0
+        more += STEPS if options.solver == "smooth" and options.base == "tree" else 0
+        with _progress(options.rounds + more, bool(self.verbose)) as tick:
             fitted = fit_table(table, options, tick)
         self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
         self.certificate_ = self._training_certificate(X, codes, fitted)
@@ -189,7 +191,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
         stumps = {"smooth": 300, "hedge": 1000, "lp": 1}
-        trees = {"smooth": max(100, min(20 * Pairs(classes).count, 1000)), "lp": 100}
+        pairs = Pairs(classes).count
+        trees = {"smooth": max(100, min(40 * pairs, SCORES // pairs)), "lp": 100}
         usual = (stumps if self.base == "stump" else trees)[solver]
         return Options(
             base=self.base,

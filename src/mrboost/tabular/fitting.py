@@ -18,6 +18,7 @@ from .models import Model, Pairs, StumpModel, Tree, TreeModel
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 FOLDS = 3
+STEPS = 100  # of "smooth" on trees
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _fit_trees(
         )  # fmt: skip
         cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
-        values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, lambda: None)
+        values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, tick)
         if played is not None:
             weight = (table.weight + played / played.sum()) / 2
     return Fitted(replace(model, values=values, bias=bias), value, nu, _stages)
@@ -119,7 +120,7 @@ def _solve(
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
     """Values and bias by "smooth" or "lp", what is known of the game's value, and the adversary's weights ("lp")."""
     if options.solver == "smooth":
-        iterations = options.rounds if options.base == "stump" else 100
+        iterations = options.rounds if options.base == "stump" else STEPS
         values, bias = smooth.solve(
             cover, table.y, table.weight, pairs, alpha=options.alpha, iterations=iterations, tick=tick
         )
