@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mrboost import fusing
 from mrboost.copies import Copy, quick, refresh
-from mrboost.fusing import fuse_norm_relu, fuse_relu, multiply_pointwise
+from mrboost.fusing import fuse_norm_relu, fuse_relu
 from mrboost.models import build
 
 
@@ -114,9 +114,9 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     x = torch.rand(4, 3, 32, 32)
     network = build(name, (3, 32, 32), 10).double().eval().requires_grad_(False)
-    copy = Copy(network, passes=(fuse_relu, fuse_norm_relu, multiply_pointwise))
+    copy = Copy(network, passes=(fuse_relu, fuse_norm_relu))
     kinds = {type(part).__name__ for part in copy.modules()}
-    assert {"_ConvRelu", "_Pointwise"} <= kinds
+    assert "_ConvRelu" in kinds
     assert ("_NormRelu" in kinds) == (name == "wrn-34-10")
     for _ in range(2):
         answers = []

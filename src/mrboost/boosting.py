@@ -18,7 +18,7 @@ from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
 from .data import Dataset, Split, hold_out
-from .devices import company, make_fabric, place
+from .devices import company, leave, make_fabric, place
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import evaluate
@@ -73,9 +73,8 @@ def boost(
     lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
     with run.locked() if run is not None else nullcontext(), company(fabric, lost):
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
-        if fabric.world_size > 1:  # an orderly end: nobody leaves before the first has written everything
-            fabric.barrier()
-            torch.distributed.destroy_process_group()
+        if fabric.world_size > 1:
+            leave()
     weights = run.load_weights("best", len(members)) if run is not None else None
     return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
 

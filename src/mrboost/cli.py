@@ -26,7 +26,7 @@ from . import data, recipes
 from .arguments import parse
 from .boosting import boost
 from .config import Options, as_said, describe_parts
-from .devices import is_first_process, speaks_for_its_node
+from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
 from .outcomes import format_eps
 from .results import evaluate_run, reweight_run, unfinished
@@ -150,6 +150,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             if not options.json and is_first_process():
                 of = f" of the first {rounds} of {members} members" if members > 1 else ""
                 print(f"{options.target}, {which} weights{of}: {result}")
+    leave()
     if not is_first_process():
         return
     shutil.rmtree(unfinished(Run.open(options.target)), ignore_errors=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .ensemble import Ensemble, Mixture
-from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu, multiply_pointwise
+from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu
 
 Model = Callable[[Tensor], Tensor]
 Pass = Callable[[fx.GraphModule], object]
@@ -34,8 +34,7 @@ def quick(model: Model, x: Tensor) -> Model:
     wanted = _answer(model, sample)
     if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
         return model
-    most = (fuse_relu, fuse_norm_relu, multiply_pointwise)
-    for passes in (most, (fuse_relu,), ()) if x.is_cuda else ((),):
+    for passes in ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((),):
         try:
             copy = _copy(model, half=x.is_cuda, passes=passes)
             logits, gradient = (

@@ -318,7 +318,7 @@ def attacked_batches(
         few = x[:: max(1, len(x) // 8)].to(device, dtype)
         full = torch.autocast("cuda", enabled=False)
         with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
-            victim = quick(model, few.clone())
+            victim = quick(model, few.clone())  # where there is no room for it, the model itself is attacked
     position = 0
     while position < len(x):
         part = slice(position, position + size)

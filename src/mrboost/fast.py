@@ -54,7 +54,10 @@ class Graph:
                 sound = torch.Generator(generator.device)
                 sound.set_state(place)
                 generator.graphsafe_set_state(sound.graphsafe_get_state())
-            raise NotCapturedError(str(error.__context__ or error).splitlines()[0]) from error
+            cause = (
+                str(error.__context__ or error) or type(error).__name__
+            )  # the end of the capture hides what broke it
+            raise NotCapturedError(cause.splitlines()[0]) from error
 
     def replay(self) -> None:
         self._graph.replay()

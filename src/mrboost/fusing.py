@@ -72,18 +72,6 @@ def fuse_norm_relu(model: fx.GraphModule) -> None:
             model.graph.erase_node(node)
 
 
-def multiply_pointwise(model: fx.GraphModule) -> None:
-    """A 1×1 convolution that nothing was fused with becomes the product of matrices that it is.
-
-    For a strided one cuDNN turns its input and its result into another layout, and adds the bias in a pass of its own.
-    """
-    for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Conv2d) or layer.kernel_size != (1, 1) or layer.groups > 1:
-            continue
-        if layer.padding in ((0, 0), "valid"):
-            model.set_submodule(name, _Pointwise(layer))
-
-
 def _uses(model: fx.GraphModule) -> Counter[object]:
     return Counter(node.target for node in model.graph.nodes if node.op == "call_module")
 
@@ -99,16 +87,6 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         return isinstance(modules.get(str(node.target)), nn.ReLU)
     return node.target in _RELUS or (node.op == "call_method" and node.target in ("relu", "relu_"))
-
-
-class _Pointwise(nn.Module):
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.stride = conv.weight, conv.bias, conv.stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        pixels = x[:, :, :: self.stride[0], :: self.stride[1]].permute(0, 2, 3, 1)
-        return F.linear(pixels, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class _ConvRelu(nn.Module):
