@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 import mrboost
 from mrboost import studies
@@ -89,6 +90,39 @@ def test_cells_are_what_the_runs_hold(smoke: Path) -> None:
         assert table[label]["ours"] == [f"{value:.2f}" for value in ours]
         theirs = [float(value) for value in table[label]["paper"]]
         assert table[label]["difference"] == [f"{a - b:+.2f}" for a, b in zip(ours, theirs, strict=True)]
+
+
+def test_rows_are_compared_point_by_point(smoke: Path) -> None:
+    page = (smoke / "mce-resnet18.md").read_text()
+    points = []
+    for recipe in ("at-mce", "at"):
+        results = json.loads((smoke / f"runs/digits-cnn-digits-{recipe}-1x1-seed0/results.json").read_text())
+        last = next(e for e in results["evaluations"] if e["weights"] == "last")
+        points.append(next(o["correct"] for o in last["outcomes"] if o["attack"] == "pgd-20"))
+    ours, theirs = points
+    split = sum(a > b for a, b in zip(ours, theirs, strict=True)), sum(a < b for a, b in zip(ours, theirs, strict=True))
+    chance = binomtest(split[0], sum(split)).pvalue if sum(split) else 1.0
+    line = next(line for line in page.splitlines() if line.startswith("| AT + MCE − AT |"))
+    assert line.endswith(f"| {100 * (split[0] - split[1]) / 40:+.2f} ({chance:.2g}) |")
+
+
+def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
+    def training(label: str, seed: int, **columns: str) -> SimpleNamespace:
+        points = {f"cifar10/{where.replace('_', '/')}/pgd-20": [float(c) for c in cs] for where, cs in columns.items()}
+        outcomes = {column: {"correct": correct} for column, correct in points.items()}
+        return SimpleNamespace(label=label, options={"seed": seed}, outcomes=lambda: outcomes)
+
+    done = [
+        training("MRBoost.NN + Ind + PerInit", 0, best_1="11000", best_5="11111"),
+        training("MRBoost.NN + Ind + PerInit", 1, best_5="11100"),
+        training("Wider model", 0, best_1="10000"),
+        training("Wider model", 1, best_1="11110"),
+        training("Deeper model", 1, best_1="1111"),  # other images: not to be compared
+    ]
+    (table,) = studies.pairs.paired(studies.report("boosting"), done)  # type: ignore[arg-type]
+    assert table.head == ["", "pgd-20"]
+    # Of ten points four stand with the first alone, one with the second alone: P(at most one of five) twice is 0.375.
+    assert table.rows == [["MRBoost.NN + Ind + PerInit − Wider model", "+30.00 (0.38)"]]
 
 
 def test_a_staged_study_has_every_round(smoke: Path) -> None:

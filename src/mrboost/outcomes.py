@@ -140,12 +140,16 @@ class Comparison:
 
 def compare(first: Outcome, second: Outcome) -> Comparison:
     """Count the points that only one of two classifiers withstands."""
-    if len(first.correct) != len(second.correct):
+    return compare_points(first.correct, second.correct)
+
+
+def compare_points(first: Sequence[float], second: Sequence[float]) -> Comparison:
+    """``compare`` for the outcomes of the points themselves."""
+    if len(first) != len(second):
         raise InputError(
-            f"two evaluations can be compared on the same points only, these have {len(first.correct)} and "
-            f"{len(second.correct)}"
+            f"two evaluations can be compared on the same points only, these have {len(first)} and {len(second)}"
         )
-    pairs = list(zip(first.correct, second.correct, strict=True))
+    pairs = list(zip(first, second, strict=True))
     only_first, only_second = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
     differing = only_first + only_second
     return Comparison(only_first, only_second, binomtest(only_first, differing).pvalue if differing else 1.0)

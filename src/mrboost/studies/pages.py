@@ -20,6 +20,7 @@ from mrboost.storage import replace_file
 
 from .declared import SCALES
 from .figures import Table
+from .pairs import column_labels, paired
 from .paper import Figures, Report, report
 from .planning import STRONG, Request, Training
 from .running import device_name
@@ -117,7 +118,7 @@ def compose(request: Request, command: str, device: str) -> Page:
             f"Training by row, each seed: {', '.join(f'{row} {s:.0f} s' for row, s in trained.items() if s)}.",
         ],
     }
-    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours)]
+    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours), *paired(paper, done)]
     lists = {title: items for title, items in lists.items() if items}
     return Page(
         study.title, _below(request, paper), _caveats(request, trainings), tables, _plots(request, done, ours), lists
@@ -174,7 +175,7 @@ def _table(
         rows.append(["", "difference", *differences])
     unit = "Seconds of an epoch, the median after the first" if request.study.seconds else _unit(request)
     spread = "; mean ± standard deviation over the seeds" if len(request.seeds) > 1 else ""
-    return Table(f"{unit}{spread}.", ["method", "", *_labels(columns)], rows)
+    return Table(f"{unit}{spread}.", ["method", "", *column_labels(columns)], rows)
 
 
 def _unit(request: Request) -> str:
@@ -192,14 +193,6 @@ def _spread(values: Sequence[float] | None) -> str:
         return "–"
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}"
-
-
-def _labels(columns: Sequence[str]) -> list[str]:
-    """The parts of the columns' names in which they differ."""
-    split = [column.split("/") for column in columns]
-    varying = [i for i in range(4) if i == 3 or len({parts[i] for parts in split}) > 1]
-    wording = ("{}", "{}", "members {}", "{}")
-    return [", ".join(wording[i].format(parts[i]) for i in varying) for parts in split]
 
 
 def _claims(paper: Report, ours: Figures) -> list[Table]:

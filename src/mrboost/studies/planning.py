@@ -150,16 +150,21 @@ class Training:
         """Of a finished run: accuracies in per cent, seconds of an epoch."""
         run = self.run()
         assert run is not None
-        found: dict[str, float] = {}
+        found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes().items()}
         if self.request.study.seconds:
             epochs = [row["seconds"] for row in run.metrics()]
             found[f"{self.paper_data}/best/1/seconds"] = statistics.median(epochs[1:] or epochs)
+        return found
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Of a finished run: what is known under each attack, point by point."""
+        run = self.run()
+        assert run is not None
+        found: dict[str, dict[str, Any]] = {}
         for which, members, n, attacks in self._stages():
             known = outcomes(run, which, members, n)
-            for attack in ("clean", *attacks):  # the clean accuracy of the first of them: that on the most images
-                found.setdefault(
-                    f"{self.paper_data}/{which}/{members}/{attack}", 100 * known[self.actual(attack)]["accuracy"]
-                )
+            for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
+                found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[self.actual(attack)])
         return found
 
 

@@ -1,0 +1,69 @@
+"""Two rows of a study on the same test images: their differences, and whether a test can tell them from chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from mrboost.outcomes import compare_points
+
+from .figures import Table
+from .paper import Report
+from .planning import Training
+
+Points = dict[int, list[float]]
+"""Of one row and column: for each seed whether each test image is classified correctly."""
+
+
+def paired(paper: Report, done: Sequence[Training]) -> list[Table]:
+    """The rows that the paper's text compares, point by point; all seeds together."""
+    points: dict[str, dict[str, Points]] = {}
+    for training in done:
+        row = points.setdefault(training.label, {})
+        for column, outcome in training.outcomes().items():
+            row.setdefault(column, {})[training.options["seed"]] = outcome["correct"]
+    cells = _cells(paper, points)
+    columns = list(dict.fromkeys(column for found in cells.values() for column in found))
+    if not columns:
+        return []
+    rows = [
+        [f"{more} − {less}", *(found.get(column, "–") for column in columns)] for (more, less), found in cells.items()
+    ]
+    title = (
+        "Differences on the same test images, in points. In brackets: how likely so uneven a split of the images on "
+        "which two classifiers differ would be, were neither better (McNemar's exact test). It knows nothing of how "
+        "much another training would differ."
+    )
+    return [Table(title, ["", *column_labels(columns)], rows)]
+
+
+def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[str, str], dict[str, str]]:
+    """For each two rows that are compared, a cell for each column that both have; or for the two that are named."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for claim in paper.claims:
+        for more, less in zip(claim.more, claim.less, strict=True):
+            first, second = points.get(more, {}), points.get(less, {})
+            partners = (
+                dict(product(claim.columns, [claim.against])) if claim.against else dict(zip(first, first, strict=True))
+            )
+            for column, partner in partners.items():
+                if more != less and (cell := _cell(first.get(column, {}), second.get(partner, {}))):
+                    cells.setdefault((more, less), {})[column] = cell
+    return cells
+
+
+def _cell(first: Points, second: Points) -> str:
+    """The difference over the seeds that both have, on as many images; nothing where there are none."""
+    seeds = [seed for seed in first if len(first[seed]) == len(second.get(seed, ()))]
+    ours, theirs = ([value for seed in seeds for value in points[seed]] for points in (first, second))
+    if not ours:
+        return ""
+    return f"{100 * (sum(ours) - sum(theirs)) / len(ours):+.2f} ({compare_points(ours, theirs).p_value:.2g})"
+
+
+def column_labels(columns: Sequence[str]) -> list[str]:
+    """The parts of the columns' names in which they differ."""
+    split = [column.split("/") for column in columns]
+    varying = [i for i in range(4) if i == 3 or len({parts[i] for parts in split}) > 1]
+    wording = ("{}", "{}", "members {}", "{}")
+    return [", ".join(wording[i].format(parts[i]) for i in varying) for parts in split]
