@@ -177,7 +177,8 @@ def _reweight(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from .report import text_table, write_report  # matplotlib takes a second that no other command needs
+    from .comparison import text_table
+    from .report import write_report  # matplotlib takes a second that no other command needs
 
     out = options.out or Path(options.targets[0]) / "report.html"
     path = write_report(

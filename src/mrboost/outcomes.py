@@ -155,6 +155,12 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
     return Comparison(only_first, only_second, binomtest(only_first, differing).pvalue if differing else 1.0)
 
 
+def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
+    """The first's accuracy minus the second's on the same points, in points, and in brackets McNemar's p-value."""
+    gain, chance = 100 * (sum(first) - sum(second)) / len(first), compare_points(first, second).p_value
+    return f"{gain:+.2f} ({chance:.2g})"
+
+
 def robustbench_summary(
     evaluation: Evaluation, *, name: str, dataset: str, architecture: str, attack: str = "autoattack", **facts: object
 ) -> dict[str, Any]:

@@ -6,25 +6,23 @@ run's results.json, so that a second page is quick.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from . import __version__, plots
 from .attacks import PGD, attacked, named
+from .comparison import DIFFERENCES, SideBySide, run_labels
 from .curves import probability_margins, robustness_curve
 from .data import Dataset, Split
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
-from .outcomes import format_eps, worst_case
+from .outcomes import format_eps
+from .page import embedded, html_page, png
 from .results import draw, load_data, load_model
 from .runs import Run
 from .storage import replace_file
@@ -33,7 +31,6 @@ CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY, GALLERY_POOL = 10, 200
 MOST_CLASSES = 20  # for the table by class
-WORST = "worst case"
 
 
 def write_report(
@@ -57,7 +54,7 @@ def write_report(
             f"the runs are on different data ({', '.join(r.config['data'] for r in runs)}): report each alone"
         )
     dataset = load_data(runs[0], data_dir, verify=verify)
-    labels = _labels(runs)
+    labels = run_labels(runs)
     test, measured, galleries = draw(dataset.test, min(n, len(dataset.test))), {}, []
     for label, run in zip(labels, runs, strict=True):
         model = load_model(run, "best", device)
@@ -107,12 +104,6 @@ def write_report(
     return Path(out)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """The recipes' names where they tell the runs apart, the folders' otherwise."""
-    names = [str(run.config["recipe"]["name"]) for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
-
-
 def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -> dict[str, Any]:
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
     wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
@@ -141,57 +132,8 @@ def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> s
     )
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Every evaluation of the runs in one table; figures are comparable where ball and images agree."""
-
-    attacks: list[str]
-    rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]  # run, evaluation, outcomes by attack
-
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> _Comparison:
-        rows, attacks = [], []
-        for label, run in zip(_labels(runs), runs, strict=True):
-            for evaluation in run.results.get("evaluations", []):
-                found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
-                if len(found) > 2 and all("correct" in outcome for outcome in found.values()):
-                    accuracy, interval = worst_case([outcome["correct"] for outcome in found.values()])
-                    found[WORST] = {"accuracy": accuracy, "interval": interval}
-                attacks += [name for name in found if name not in attacks]
-                rows.append((label, evaluation, found))
-        return cls(sorted(attacks, key=lambda name: name == WORST), rows)
-
-    def head(self) -> list[str]:
-        return ["run", "members", "weights", "ball", "images", *self.attacks]
-
-    def facts(self, row: int) -> list[str]:
-        label, evaluation, _ = self.rows[row]
-        ball = f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
-        return [label, str(evaluation["members"]), evaluation["weights"], ball, f"{evaluation['n']:,}"]
-
-    def is_best(self, row: int, attack: str) -> bool:
-        _, own, outcomes = self.rows[row]
-        same = [found for _, other, found in self.rows if all(other[k] == own[k] for k in ("eps", "norm", "n"))]
-        rivals = [found[attack]["accuracy"] for found in same if attack in found]
-        return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
-
-
-def text_table(run_dirs: Sequence[str | Path]) -> str:
-    """The evaluations of these runs side by side, in per cent; * marks the best of a column."""
-    table = _Comparison.of([Run.open(folder) for folder in run_dirs])
-    lines = [table.head()]
-    for i, (_, _, found) in enumerate(table.rows):
-        cells = [
-            f"{100 * found[name]['accuracy']:.2f}{'*' if table.is_best(i, name) else ' '}" if name in found else "–"
-            for name in table.attacks
-        ]
-        lines.append(table.facts(i) + cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
 def _results_table(runs: Sequence[Run]) -> str:
-    table = _Comparison.of(runs)
+    table = SideBySide.of(runs)
     if not table.rows:
         commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in runs)
         return f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
@@ -206,11 +148,21 @@ def _results_table(runs: Sequence[Run]) -> str:
         "<p class=note>In per cent, with half the width of the 95 % interval; the best of a column is bold. Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
+        + _differences(table)
         + _doubts(table)
     )
 
 
-def _doubts(table: _Comparison) -> str:
+def _differences(table: SideBySide) -> str:
+    lines = table.differences()
+    if not lines:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *table.head()[2:]))
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<p class=note>{DIFFERENCES}</p><div class=scroll><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _doubts(table: SideBySide) -> str:
     """What the evaluations give to doubt, run by run."""
     found: dict[str, None] = {}  # an ordered set: several evaluations of a run see the same
     for label, evaluation, _ in table.rows:
@@ -224,7 +176,7 @@ def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
     if dataset.num_classes > MOST_CLASSES:
         return ""
     lines = []
-    for label, evaluation, found in _Comparison.of(runs).rows:
+    for label, evaluation, found in SideBySide.of(runs).rows:
         hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
             cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
@@ -279,24 +231,7 @@ def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | No
         k = int(answer.argmax())
         verdict = "right" if k == int(target) else "wrong"
         caption = f"<figcaption class={verdict}>{escape(dataset.classes[k])} {float(answer[k]):.0%}</figcaption>"
-    return f"<td><figure><img class=pixels src='{_png(image)}' alt='test image'>{caption}</figure></td>"
-
-
-def _png(image: Tensor) -> str:
-    from PIL import Image
-
-    values = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    if values.shape[2] not in (1, 3):
-        values = values[:, :, :1]
-    picture = Image.fromarray(np.squeeze(values, axis=2) if values.shape[2] == 1 else values)
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def embedded(svg: str) -> str:
-    """A figure as an image that the page holds itself."""
-    return f"<img class=plot alt='plot' src='data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}'>"
+    return f"<td><figure><img class=pixels src='{png(image)}' alt='test image'>{caption}</figure></td>"
 
 
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
@@ -317,31 +252,4 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
         f"<h2>How it was made</h2><table class=plain><tr><th></th>{head}</tr>{''.join(rows)}</table>"
         f"<p class=note><code>mrboost report {commands}</code>, mrboost {__version__}; trained with mrboost "
         f"{escape(str(versions['mrboost']))} and torch {escape(str(versions['torch']))}.</p>"
-    )
-
-
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#1f2937;background:#f8fafc;margin:0}
-main{max-width:1120px;margin:2rem auto;padding:0 1.5rem}
-h1{font-size:1.7rem;margin:0 0 .3rem} h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
-h3{font-size:1rem;margin:1.2rem 0 .3rem}
-table{border-collapse:collapse;background:#fff;border:1px solid #e2e8f0} th,td{padding:.4rem .8rem;text-align:right}
-th{font-weight:600;color:#475569;font-size:.85rem;border-bottom:1px solid #e2e8f0}
-td:first-child,th:first-child{text-align:left} tr+tr td{border-top:1px solid #f1f5f9} small{color:#64748b}
-.plain td,.plain th{text-align:left} .note{color:#64748b;font-size:.85rem;max-width:75ch}
-.row{display:flex;flex-wrap:wrap;gap:1rem} .plot{background:#fff;border:1px solid #e2e8f0;max-width:100%;width:540px}
-.scroll{overflow-x:auto} .gallery td,.gallery th{padding:.3rem .35rem;border:0;text-align:center}
-.gallery th{text-align:left;white-space:nowrap} figure{margin:0}
-.pixels{width:72px;height:72px;image-rendering:pixelated;display:block;margin:auto}
-figcaption{font-size:.72rem;max-width:84px;margin:auto} .right{color:#047857} .wrong{color:#b91c1c;font-weight:600}
-code{background:#eef2f7;padding:.1rem .3rem;border-radius:3px}
-"""
-
-
-def html_page(body: str, title: str = "mrboost report") -> str:
-    """A page that loads nothing, in the one style."""
-    return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>"
-        "<meta name=viewport content='width=device-width,initial-scale=1'>"
-        f"<style>{_STYLE}</style></head><body><main>\n{body}\n</main></body></html>\n"
     )

@@ -14,7 +14,7 @@ import torch
 
 from mrboost import __version__, plots
 from mrboost.errors import InputError
-from mrboost.report import embedded, html_page
+from mrboost.page import embedded, html_page
 from mrboost.runs import Run
 from mrboost.storage import replace_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from mrboost.outcomes import compare_points
+from mrboost.outcomes import signed_difference
 
 from .figures import Table
 from .paper import Report
@@ -56,9 +56,7 @@ def _cell(first: Points, second: Points) -> str:
     """The difference over the seeds that both have, on as many images; nothing where there are none."""
     seeds = [seed for seed in first if len(first[seed]) == len(second.get(seed, ()))]
     ours, theirs = ([value for seed in seeds for value in points[seed]] for points in (first, second))
-    if not ours:
-        return ""
-    return f"{100 * (sum(ours) - sum(theirs)) / len(ours):+.2f} ({compare_points(ours, theirs).p_value:.2g})"
+    return signed_difference(ours, theirs) if ours else ""
 
 
 def column_labels(columns: Sequence[str]) -> list[str]:
