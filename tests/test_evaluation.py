@@ -51,7 +51,7 @@ def test_the_batch_size_changes_nothing(model, digits) -> None:
         margins = [result[name].margin for result in results]
         assert margins == pytest.approx([margins[0]] * 3, abs=1e-4)
         assert len({result[name].correct for result in results}) == 1
-    with pytest.raises(InputError, match="at least 1, got -1"):
+    with pytest.raises(InputError, match="at least 1, and whole, got -1"):
         mrboost.evaluate(model, x, y, attacks, batch_size=-1)
 
 
@@ -143,7 +143,7 @@ def test_nan_logits_are_named(batch) -> None:
     [
         (lambda x, y: (x * 255, y), r"must lie in \[0, 1\]"),
         (lambda x, y: (x, y + 3), "labels must lie in 0..9"),
-        (lambda x, y: (x, y.int()), "got torch.int32: convert"),
+        (lambda x, y: (x, y.float()), "got torch.float32: convert"),
         (lambda x, y: (x[:0], y[:0]), "at least one"),
     ],
 )
@@ -380,7 +380,7 @@ def test_names_and_places_are_checked_first(model, batch, tmp_path) -> None:
     for arguments, message in (
         ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
         ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
-        ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no folder"),
+        ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no such folder"),
     ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *batch, **arguments)

@@ -23,7 +23,7 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
     if isinstance(model, Mixture):
         strong = PGD(eps, norm, steps=100, restarts=2)
         found: dict[str, Attack] = attacks_on(model, strong)
-        found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy), "arc": ARC(eps, norm)}
+        found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2), "arc": ARC(eps, norm)}
         return found | _members(model, PGD(eps, norm, steps=100), first=2)
     found = {"autoattack": AutoAttack(eps, norm), "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy)}
     if isinstance(model, Ensemble) and len(model) > 1:

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from .ensemble import Ensemble, Mixture
 from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu
+from .threat import wide
 
 Model = Callable[[Tensor], Tensor]
 Pass = Callable[[fx.GraphModule], object]
@@ -81,7 +82,10 @@ class Copy(nn.Module):
 
     def __init__(self, source: nn.Module, *, half: bool = False, passes: Sequence[Pass] = ()) -> None:
         super().__init__()
-        network = fx.symbolic_trace(deepcopy(source).eval())
+        network = deepcopy(source).eval()
+        for part in network.modules():
+            part._forward_hooks.clear()  # a hook that looks on would see the tracing; one that matters shows in quick
+        network = fx.symbolic_trace(network)
         folded = fold_batch_norm(network)
         for one in passes:
             one(network)
@@ -140,7 +144,7 @@ class _Fold:
         if norm.weight is not None:
             scale *= norm.weight
         mean = norm.running_mean if layer.bias is None else norm.running_mean - layer.bias
-        torch.mul(layer.weight, scale.view(-1, *[1] * (self.weight.ndim - 1)), out=self.weight)
+        torch.mul(layer.weight, wide(scale, self.weight), out=self.weight)
         self.bias.copy_(-mean * scale if norm.bias is None else torch.addcmul(norm.bias, mean, scale, value=-1))
 
 
@@ -154,7 +158,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        scale = ctx.scales[-1].view(-1, *[1] * (gradient.ndim - 1))
+        scale = wide(ctx.scales[-1], gradient)
         return (gradient.float() * scale).nan_to_num_(0.0, 0.0, 0.0), None
 
 

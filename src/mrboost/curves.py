@@ -9,14 +9,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .attacks import Attack, Classifier, named
-from .evaluation import attacked_batches, still_correct
+from .batches import attacked_batches, fitted, still_correct
+from .intake import Images, chunks
 from .losses import margin
+from .threat import ball
 
 
 def robustness_curve(
     model: Classifier,
-    x: Tensor,
-    y: Tensor,
+    x: Images,
+    y: Tensor | None,
     radii: Sequence[float],
     *,
     attack: str = "pgd-20",
@@ -26,15 +28,20 @@ def robustness_curve(
     """Accuracy against growing radii, ``[(0, clean), (eps, accuracy), …]``.
 
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
-    survivors of the last.
+    survivors of the last. Images and labels are given as to ``evaluate``.
     """
-    alive = torch.ones(len(x), dtype=torch.float64)  # probabilities, for a randomised classifier
+    for eps in radii:
+        if eps != 0:
+            ball(norm, eps)
+    images, labels = (torch.cat(parts) for parts in zip(*chunks(x, y), strict=True))
+    alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
     curve: list[tuple[float, float]] = []
     for eps in tqdm([0.0, *sorted(radii)], desc="radii", disable=None if progress else True):
         one = named(attack, eps, norm) if eps > 0 else None
         survivors = alive.nonzero().squeeze(1)
         if len(survivors):
-            alive[survivors] = alive[survivors].minimum(still_correct(model, x[survivors], y[survivors], one).double())
+            correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
+            alive[survivors] = alive[survivors].minimum(correct.double())
         curve.append((eps, alive.mean().item()))
     return curve
 
@@ -42,6 +49,6 @@ def robustness_curve(
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
     """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
     found: list[float] = []
-    for _, logits, labels in attacked_batches(model, x, y, attack):
+    for _, logits, labels in attacked_batches(*fitted(model, x), y, attack):
         found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()
     return found

@@ -126,12 +126,12 @@ def exact_float32() -> Iterator[None]:
         convolutions.fp32_precision = before
 
 
-def device_of(model: object) -> torch.device:
-    """Where a model's first weight lies; the CPU for a function or a model without weights."""
+def device_of(model: object, otherwise: torch.device = torch.device("cpu")) -> torch.device:  # noqa: B008 — a constant
+    """Where a model's first weight lies; ``otherwise`` for a function or a model without weights."""
     if isinstance(model, torch.nn.Module):
         for tensor in (*model.parameters(), *model.buffers()):
             return tensor.device
-    return torch.device("cpu")
+    return otherwise
 
 
 def dtype_of(model: object, otherwise: torch.dtype) -> torch.dtype:

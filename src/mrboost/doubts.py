@@ -53,7 +53,7 @@ def probe(
     if eps != 0:
         ball(norm, eps)
     seen = {"train-mode": _train_mode(model)}
-    device = device_of(model) if isinstance(model, nn.Module) else x.device
+    device = device_of(model, otherwise=x.device)
     picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
     with attacked(model), keep_random_state(device), torch.inference_mode(False):
         images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)

@@ -14,6 +14,17 @@ class InputError(ValueError):
     """A mistake in what the user gave us: a name, a value, a file."""
 
 
+class NanLogitsError(InputError):
+    """The model's logits for an image are NaN."""
+
+    def __init__(self, image: int, attack: str = "") -> None:
+        self.image, self.attack = image, attack
+        under = f" under {attack}" if attack else ""
+        super().__init__(
+            f"the model's logits for image {image}{under} are NaN: its weights or the image are not finite"
+        )
+
+
 class LostProcessError(InputError):
     """Another of the processes that share a command has ended."""
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
-from .attacks import PGD, Attack, AutoAttack, Classifier, Search, attacked, named
-from .attacks.base import Untouched, check_logits
+from .attacks import Attack, AutoAttack, Classifier, Search, attacked, named
+from .attacks.base import Untouched, check_logits, keep_random_state
 from .attacks.points import Points
+from .attacks.queue import check as check_searches
 from .attacks.queue import run
 from .attacks.search import seed_of
-from .copies import quick
-from .data import Split
-from .devices import device_of, dtype_of, exact_float32
+from .batches import attacked_batches, fitted, is_correct
+from .devices import device_of, exact_float32
 from .doubts import Doubt, probe
-from .ensemble import Mixture
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
@@ -98,22 +97,29 @@ def measure(
     examples: str | Path | None,
 ) -> Measured:
     """What ``evaluate`` sums up."""
-    if batch_size is not None and batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}: leave it out to have it chosen")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise InputError(f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have it chosen")
     if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
         raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
-    if examples is not None and not Path(examples).parent.is_dir():
-        raise InputError(f"there is no folder {str(Path(examples).parent)!r} for the examples: make it first")
+    if examples is not None and (Path(examples).is_dir() or not Path(examples).parent.is_dir()):
+        problem = "it is a folder" if Path(examples).is_dir() else "there is no such folder: make it first"
+        raise InputError(f"cannot write examples to {str(examples)!r}: {problem}")
     balls = {(getattr(one, "eps", None), getattr(one, "norm", None)) for one in attacks.values()} or {(eps, norm)}
     common = balls.pop() if len(balls) == 1 else (None, None)
     parts = Parts(None if keep is None else Path(keep), resume=resume)
     found: dict[str, list[State]] = {label: [] for label in ("clean", *attacks)}
     doubts: list[Doubt] = []
     labels: list[Tensor] = []
-    with tqdm(unit="evaluation", unit_scale=True, disable=None if progress else True) as bar:
+    device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    with (
+        torch.inference_mode(False),
+        keep_random_state(device),
+        tqdm(unit="evaluation", unit_scale=True, disable=None if progress else True) as bar,
+    ):
         for number, (images, targets) in enumerate(chunks(x, y)):
             chunk = _Chunk(model, images, targets, sum(map(len, labels)), batch_size)
             if number == 0:
+                chunk.check(attacks.values())
                 images_in_all = count(x)
                 each = sum(chunk.work(one) for one in (None, *attacks.values()))
                 bar.total = None if images_in_all is None else images_in_all * each
@@ -182,11 +188,17 @@ class _Chunk:
     """Some of the images, on their way through the attacks."""
 
     def __init__(self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None) -> None:
-        self.model, self.first, self.batch_size = model, first, batch_size
-        self.device = device_of(model) if isinstance(model, nn.Module) else x.device
-        self.x, self.y = x.to(dtype_of(model, x.dtype)), y
+        self.model, self.x = fitted(model, x)
+        self.y, self.first, self.batch_size = y, first, batch_size
+        self.device = device_of(model, otherwise=x.device)
         with attacked(model):
-            self.classes = check_logits(model, self.x[:1].to(self.device), y)
+            self.classes = check_logits(self.model, self.x[:1].to(self.device), y)
+
+    def check(self, attacks: Collection[Attack]) -> None:
+        """Refuse before anything runs what one of the attacks cannot do."""
+        for attack in attacks:
+            if isinstance(attack, Search | AutoAttack):
+                check_searches(_searches(attack), self.model, self.x, self.classes)
 
     def fingerprint(self) -> str:
         """Of images, labels, the model's weights and some of its answers: a function has no weights to go by."""
@@ -214,7 +226,7 @@ class _Chunk:
         began, work = time.perf_counter(), self.work(attack)
         found: dict[str, list[Tensor]] = {"correct": [], "margin": [], "adv": []}
         for images, logits, labels in attacked_batches(self.model, self.x, self.y, attack, self.batch_size, self.first):
-            found["correct"].append(_is_correct(self.model, images, logits, labels))
+            found["correct"].append(is_correct(self.model, images, logits, labels))
             found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
             if attack is not None:
                 found["adv"].append(images.cpu())
@@ -223,7 +235,7 @@ class _Chunk:
         return {key: torch.cat(values) for key, values in found.items() if values} | {"seconds": seconds}
 
     def _search(self, attack: Search | AutoAttack, tell: Callable[[int], object], place: _Place) -> State:
-        searches = attack.searches if isinstance(attack, AutoAttack) else (attack,)
+        searches = _searches(attack)
         clock = _Clock(len(searches))
         earlier = place.get("-unfinished")
 
@@ -247,6 +259,10 @@ class _Chunk:
             "correct": points.alive, "margin": -points.margin.cpu().double(), "adv": points.adv.cpu(),
             "stage": points.broken_by, "seconds": clock.seconds[None],
         }  # fmt: skip
+
+
+def _searches(attack: Search | AutoAttack) -> Sequence[Search]:
+    return attack.searches if isinstance(attack, AutoAttack) else (attack,)
 
 
 class _Clock:
@@ -279,66 +295,10 @@ def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor) -> 
     tensors["y"] = y
     if path.suffix == ".npz":
         with io.BytesIO() as buffer:
-            np.savez(buffer, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+            with zipfile.ZipFile(buffer, "w") as archive:  # an attack may be called as an argument of np.savez is
+                for name, tensor in tensors.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, tensor.numpy())
             replace_file(path, buffer.getvalue())
     else:
         write_tensors(path, tensors, {"images": "adversarial, in [0, 1]", "attacks": sorted(tensors.keys() - {"y"})})
-
-
-def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
-    """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    clean, robust = (still_correct(model, split.images(), split.y, one) for one in (None, attack))
-    return clean.double().mean().item(), robust.double().mean().item()
-
-
-def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
-    return torch.cat([_is_correct(model, *batch) for batch in attacked_batches(model, x, y, attack)])
-
-
-def _is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether each image is classified correctly; for a randomised classifier, with which probability."""
-    if isinstance(model, Mixture):
-        with attacked(model), torch.no_grad():
-            return model.expected_correct(images, labels).cpu().double()
-    return (logits.argmax(dim=1) == labels).cpu()
-
-
-def attacked_batches(
-    model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None, first: int = 0
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels.
-
-    On a CUDA device PGD runs on a quick copy; what it finds is the model's to judge.
-    """
-    device = device_of(model) if isinstance(model, nn.Module) else x.device
-    dtype, cuda = dtype_of(model, x.dtype), device.type == "cuda"
-    size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 20) // x[0].numel())))
-    victim = model
-    if cuda and isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
-        few = x[:: max(1, len(x) // 8)].to(device, dtype)
-        full = torch.autocast("cuda", enabled=False)
-        with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
-            victim = quick(model, few.clone())  # where there is no room for it, the model itself is attacked
-    position = 0
-    while position < len(x):
-        part = slice(position, position + size)
-        images, labels = x[part].to(device, dtype), y[part].to(device)
-        try:
-            if attack is not None:
-                with nullcontext() if victim is model else torch.autocast("cuda", enabled=False):
-                    images = attack(victim, images, labels)
-            with attacked(model), torch.no_grad(), exact_float32():
-                logits = model(images.clone())  # a model may work in place
-        except torch.OutOfMemoryError:
-            if size == 1 or batch_size is not None:
-                raise
-            size //= 2
-            continue
-        if logits.isnan().any():
-            index = position + int(logits.isnan().any(dim=1).nonzero()[0])
-            under = "" if attack is None else f" under {getattr(attack, 'name', type(attack).__name__)}"
-            raise InputError(
-                f"the model's logits for image {first + index}{under} are NaN: its weights or the image are not finite"
-            )
-        yield images, logits, labels
-        position += size

@@ -33,6 +33,7 @@ from .ensemble import mean_logits
 from .errors import InputError
 from .losses import is_label, margin_cross_entropies
 from .samplers import Sample, Turn
+from .threat import wide
 
 _STEP_RANGE = 100.0  # each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
 
@@ -142,7 +143,7 @@ def _move(
     log_ratio = power * (new.density - place.density) + excess(new, place) - excess(place, new)
     uniform = torch.rand(len(h), generator=generator, device=h.device, dtype=h.dtype)
     moved = uniform.log() < log_ratio
-    chosen = (torch.where(moved.view(-1, *[1] * (b.ndim - 1)), b, a) for a, b in zip(place, new, strict=True))
+    chosen = (torch.where(wide(moved, b), b, a) for a, b in zip(place, new, strict=True))
     return _Place(*chosen), moved.to(place.density.dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .attacks.base import check_batch
 from .data import Split
@@ -26,7 +26,7 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
             (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
         )
     elif y is None:
-        pairs = _gathered(x)
+        pairs = _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
     else:
         whole, targets = _tensors(x, y)
         size = _per_chunk(whole)
@@ -56,6 +56,11 @@ def _gathered(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor
         yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
 
 
+def _is_map(x: object) -> bool:
+    """A dataset of single images, by number."""
+    return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
+
+
 def _per_chunk(images: Tensor) -> int:
     return max(1, CHUNK // max(1, images[:1].numel()))
 
@@ -69,11 +74,13 @@ def count(x: Images) -> int | None:
 
 
 def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors, one-hot labels as classes, integer labels of an array as int64; tensors as they are."""
-    images = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-    if not isinstance(y, Tensor):
-        array = np.array(y)
-        y = torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array)
+    """Arrays as tensors, one-hot labels as classes, integer labels as int64."""
+    images, y = (value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value)) for value in (x, y))
+    if images.ndim < 2 or y.ndim < 1:
+        shapes = f"{tuple(images.shape)} and {tuple(y.shape)}"
+        raise InputError(f"images must be a batch (N, …) with N labels, got shapes {shapes}")
+    if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+        y = y.long()
     if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
         ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
         if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():

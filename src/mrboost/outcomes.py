@@ -87,6 +87,8 @@ class Evaluation:
     @property
     def worst(self) -> tuple[float, tuple[float, float]]:
         """The accuracy over the worst attack of each point, and its interval: the figure to publish."""
+        if self.eps is None and len(self.outcomes) > 2:
+            raise InputError("there is no worst case over different balls: evaluate each ball alone")
         return worst_case([outcome.correct for outcome in self.outcomes])
 
     def __str__(self) -> str:
@@ -177,7 +179,7 @@ def robustbench_summary(
         "number_of_points": evaluation.n,
         "clean_acc": f"{100 * evaluation['clean'].accuracy:.2f}",
         "autoattack_acc": f"{100 * evaluation[attack].accuracy:.2f}",
-        "worst_case_acc": f"{100 * evaluation.worst[0]:.2f}",
+        "worst_case_acc": None if evaluation.eps is None else f"{100 * evaluation.worst[0]:.2f}",
         "unreliable": [doubt.message for doubt in evaluation.doubts],
         **facts,
     }

@@ -78,7 +78,7 @@ class L2:
     def step(self, gradient: Tensor, size: float) -> Tensor:
         # The largest entry is brought to 1 first: squares of the gradients of a saturated model underflow.
         tiny = torch.finfo(gradient.dtype).tiny
-        largest = gradient.flatten(1).abs().amax(dim=1).view(-1, *[1] * (gradient.ndim - 1))
+        largest = wide(gradient.flatten(1).abs().amax(dim=1), gradient)
         scaled = gradient / largest.clamp_(min=tiny)
         return scaled / _norms(scaled).clamp_(min=tiny) * size
 
@@ -98,7 +98,11 @@ def ball(norm: str, eps: float) -> Threat:
     """The threat model named ``norm`` ("Linf" or "L2") with radius ``eps``."""
     if norm not in _NORMS:
         raise unknown_name("norm", str(norm), _NORMS)
-    if not 0 < eps < float("inf"):
+    try:
+        sound = 0 < eps < float("inf")
+    except TypeError:  # text, say
+        sound = False
+    if not sound:
         raise InputError(f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value is 8/255")
     if norm == "Linf" and eps > 1:
         raise InputError(
@@ -109,4 +113,9 @@ def ball(norm: str, eps: float) -> Threat:
 
 def _norms(delta: Tensor) -> Tensor:
     """Euclidean norm of each example, shaped to broadcast against the batch."""
-    return delta.flatten(1).square().sum(dim=1).sqrt().view(-1, *[1] * (delta.ndim - 1))
+    return wide(delta.flatten(1).square().sum(dim=1).sqrt(), delta)
+
+
+def wide(values: Tensor, like: Tensor) -> Tensor:
+    """One value per example, shaped to broadcast against the batch."""
+    return values.view(-1, *[1] * (like.ndim - 1))

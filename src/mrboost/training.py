@@ -18,12 +18,12 @@ from lightning_fabric import Fabric
 from torch import nn
 from tqdm import tqdm
 
+from .batches import accuracies
 from .checkpoint import Average, Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
 from .devices import over_processes, place
 from .errors import InputError
-from .evaluation import accuracies
 from .runs import Run
 from .seeds import derive, global_stream
 from .steps import Step

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
+from mrboost.threat import wide
 
 from .base import Classifier
-from .points import State, wide
+from .points import State
 from .search import Aimed
 
 

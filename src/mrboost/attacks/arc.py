@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
-from mrboost.threat import Threat, ball
+from mrboost.threat import Threat, ball, wide
 
 from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
 
@@ -82,7 +82,7 @@ class ARC:
                     kept = now <= right
                     right = torch.where(kept, now, right)
                     move, x_adv = (
-                        torch.where(_per_image(kept, x), new, old) for new, old in ((trial, move), (reached, x_adv))
+                        torch.where(wide(kept, x), new, old) for new, old in ((trial, move), (reached, x_adv))
                     )
         return x_adv
 
@@ -95,9 +95,9 @@ def _towards_boundary(member: Classifier, centre: Tensor, move: Tensor, threat: 
     from_centre = distance + (normal * move).flatten(1).sum(dim=1)
     enough = beta * distance / (beta - from_centre) + _BEYOND * threat.eps
     length = torch.where(from_centre < beta, enough, beta)
-    turned = move + direction * _per_image(length, move)
+    turned = move + direction * wide(length, move)
     size = threat.distance(turned, torch.zeros_like(turned)).clamp_(min=torch.finfo(turned.dtype).tiny)
-    return turned * _per_image(beta / size, move)
+    return turned * wide(beta / size, move)
 
 
 def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,11 +118,6 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
         distance = torch.where((label == k) | (slope == 0), torch.inf, gaps[:, k] / slope)
         closer = distance < nearest
         nearest = torch.where(closer, distance, nearest)
-        direction = torch.where(_per_image(closer, x), towards, direction)
-        normal = torch.where(_per_image(closer, x), -gradient / _per_image(slope, x), normal)
+        direction = torch.where(wide(closer, x), towards, direction)
+        normal = torch.where(wide(closer, x), -gradient / wide(slope, x), normal)
     return nearest, direction, normal
-
-
-def _per_image(values: Tensor, images: Tensor) -> Tensor:
-    """One value per example, shaped to broadcast against the images."""
-    return values.view(-1, *[1] * (images.ndim - 1))

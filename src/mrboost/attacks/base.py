@@ -14,6 +14,7 @@ from mrboost.errors import InputError
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class Attack(Protocol):
@@ -47,6 +48,17 @@ class Untouched:
         generator: torch.Generator | None = None,  # noqa: ARG002
     ) -> Tensor:
         return x
+
+
+class Rounded(nn.Module):
+    """A model of low precision as one of float32 images, which it rounds itself: so that images stay in their ball."""
+
+    def __init__(self, model: Classifier, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images.to(self.dtype)).float()
 
 
 @contextmanager
@@ -95,8 +107,15 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
-    with torch.no_grad():
-        logits = model(x[:1].clone())  # a model may work in place
+    try:
+        with torch.no_grad():
+            logits = model(x[:1].clone())  # a model may work in place
+    except RuntimeError as error:
+        if x.dtype == torch.float32:
+            raise
+        raise InputError(
+            f"the model does not take images of {x.dtype}: convert them to its own type, such as x.float()"
+        ) from error
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}")

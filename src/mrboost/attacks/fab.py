@@ -23,10 +23,11 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import is_label
+from mrboost.threat import wide
 
 from .apgd import input_gradient
 from .base import Classifier
-from .points import State, wide
+from .points import State
 from .search import Aimed
 
 _NEWTON_STEPS = 7

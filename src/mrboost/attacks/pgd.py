@@ -21,10 +21,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
-from mrboost.threat import Threat, ball
+from mrboost.threat import Threat, ball, wide
 
 from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
 
@@ -100,8 +101,8 @@ class PGD:
         step_size: length of a step in the norm; a quarter of eps if not given.
         loss: what to raise, any ``loss(logits, target, reduction="none")`` of ``mrboost.losses``.
         start: where a restart begins; uniform in the ball by default.
-        restarts: independent starts. With more than one, each example keeps a misclassified
-            result if there was one, otherwise the one of highest loss.
+        restarts: independent starts. With more than one, each example keeps the result that is misclassified (by a
+            ``Mixture``: with the highest probability), among equals the one of highest loss.
         seed: of the random starts. Each image has its own stream, so that neither the batch it comes in nor the device
             changes its start. None draws a seed.
 
@@ -158,24 +159,25 @@ class PGD:
         with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
             x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
             check_logits(model, x, y)
-            best = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
-            if self.restarts == 1:
-                return best
-            best_score = self._score(model, best, y)
+            best = self._ascent(model, x, y, source)
+            wrong, loss = self._score(model, best, y) if self.restarts > 1 else (best, best)
             for _ in range(self.restarts - 1):
-                trial = self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
-                score = self._score(model, trial, y)
-                better = score > best_score
-                best_score = torch.where(better, score, best_score)
-                best = torch.where(better.view(-1, *[1] * (x.ndim - 1)), trial, best)
+                trial = self._ascent(model, x, y, source)
+                trial_wrong, trial_loss = self._score(model, trial, y)
+                better = (trial_wrong > wrong) | ((trial_wrong == wrong) & (trial_loss > loss))
+                wrong, loss = torch.where(better, trial_wrong, wrong), torch.where(better, trial_loss, loss)
+                best = torch.where(wide(better, x), trial, best)
         return best
 
-    def _score(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of each example, with every misclassified one above all others."""
+    def _ascent(self, model: Classifier, x: Tensor, y: Tensor, source: Randomness) -> Tensor:
+        return self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
+
+    def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each example is misclassified, or with which probability, and its loss."""
         with torch.no_grad():
             logits = model(x)
-            loss = self.loss(logits, y, reduction="none").float()
-        return torch.where(logits.argmax(dim=1) != y, torch.inf, loss)
+            wrong = 1 - model.expected_correct(x, y) if isinstance(model, Mixture) else (logits.argmax(dim=1) != y)
+            return wrong.float(), self.loss(logits, y, reduction="none").float()
 
 
 def FGSM(eps: float = 8 / 255, norm: str = "Linf", *, loss: Loss = cross_entropy) -> PGD:

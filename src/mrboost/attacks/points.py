@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from mrboost.devices import exact_float32
-from mrboost.errors import InputError
+from mrboost.errors import NanLogitsError
 from mrboost.losses import margin
 from mrboost.seeds import image_keys
+from mrboost.threat import wide
 
 from .base import Classifier
 
@@ -43,7 +44,7 @@ class Points:
     def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
         numbers = torch.arange(first, first + len(x))
         logits = torch.cat(
-            [judge(model, x[part.to(x.device) - first], "no attack", part) for part in torch.split(numbers, _JUDGED)]
+            [judge(model, x[part.to(x.device) - first], "", part) for part in torch.split(numbers, _JUDGED)]
         )
         wrong = logits.argmax(dim=1) != y
         return cls(
@@ -115,13 +116,5 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
         return torch.cat([judge(model, images[part], attack, who[part]) for part in (slice(half), slice(half, None))])
     bad = logits.isnan().any(dim=1)
     if bad.any():
-        number = int(who[int(bad.nonzero()[0])])
-        raise InputError(
-            f"the model's logits for image {number} under {attack} are NaN: its weights or the image are not finite"
-        )
+        raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
     return logits
-
-
-def wide(values: Tensor, like: Tensor) -> Tensor:
-    """One value per lane, shaped to broadcast against images."""
-    return values.view(-1, *[1] * (like.ndim - 1))

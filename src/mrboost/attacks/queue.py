@@ -21,7 +21,7 @@ from mrboost.errors import InputError
 from mrboost.fast import Engine
 from mrboost.seeds import derive, hashed
 
-from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .base import LOW_PRECISION, Classifier, Rounded, attacked, check_batch, check_logits, keep_random_state
 from .points import Points, State, judge
 from .search import Search
 
@@ -47,18 +47,10 @@ def run(
     """
     check_batch(x, y)
     with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
-        if isinstance(model, Mixture):
-            raise InputError(
-                f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with a probability: "
-                "use pgd-100, or --adaptive"
-            )
         x, y = x.detach().clone(), y.clone()
-        classes = check_logits(model, x, y)
-        for search in searches:
-            search.check(x, classes)
-        if x.dtype in (torch.float16, torch.bfloat16):  # searched and judged in float32 around the model
-            low, given = x.dtype, model
-            model, x = (lambda images: given(images.to(low)).float()), x.float()
+        check(searches, model, x, check_logits(model, x, y))
+        if x.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
+            model, x = Rounded(model, x.dtype), x.float()
         points = Points.of(model, x, y, seed, first)
         plan = [search.work(points.ranking.shape[1]) for search in searches]
         begun = resume(points)
@@ -76,6 +68,17 @@ def run(
             points.done = points.done[:, :0]
             tell(points, number + 1)
     return points
+
+
+def check(searches: Sequence[Search], model: Classifier, x: Tensor, classes: int) -> None:
+    """Refuse what these searches cannot attack."""
+    if isinstance(model, Mixture):
+        raise InputError(
+            f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with a probability: "
+            "use pgd-100, or --adaptive"
+        )
+    for search in searches:
+        search.check(x, classes)
 
 
 @dataclass

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.seeds import hashed_uniform
-from mrboost.threat import Threat, ball
+from mrboost.threat import Threat, ball, wide
 
 from .base import Classifier
-from .points import State, wide
+from .points import State
 
 
 @dataclass(frozen=True)

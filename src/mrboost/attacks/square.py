@@ -23,9 +23,10 @@ from torch import Tensor
 from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.seeds import hashed, hashed_uniform
+from mrboost.threat import wide
 
 from .base import Classifier
-from .points import State, wide
+from .points import State
 from .search import Search
 
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -72,6 +73,7 @@ class Square(Search):
         s, x, trial = state, state["x"], state["trial"]
         with torch.no_grad():
             margins = margin(model(trial), s["y"], reduction="none").to(x.dtype)
+        margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)  # NaN is for the judge to see
         better = margins > s["margin"]
         best = torch.where(wide(better, x), trial, s["found"])
         margins = torch.where(better, margins, s["margin"])

@@ -1,0 +1,184 @@
+"""Models, images and attacks that are out of the ordinary: right figures for them, or one line that says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import mrboost
+from mrboost import InputError, Mixture
+from mrboost.attacks import PGD, AutoAttack, Square, Transfer
+from mrboost.attacks.base import LOW_PRECISION
+from mrboost.batches import attacked_batches, fitted
+from mrboost.copies import Copy
+from mrboost.curves import robustness_curve
+from mrboost.outcomes import robustbench_summary
+
+
+class NanAway(nn.Module):
+    """Sound on the images it was made with, NaN a little way off."""
+
+    def __init__(self, net: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.net, self.x = net, x
+
+    def forward(self, x: Tensor) -> Tensor:
+        away = (x[:, None] - self.x).abs().flatten(2).amax(dim=2).amin(dim=1) > 0.05
+        return torch.where(away[:, None], torch.nan, self.net(x))
+
+
+def test_every_search_says_that_logits_are_nan_off_the_images(model, batch, search) -> None:
+    x, y = batch[0][:6], model(batch[0][:6]).argmax(dim=1)
+    with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
+        mrboost.evaluate(NanAway(model, x), x, y, replace(search, eps=0.3 if search.norm == "Linf" else 2.0))
+
+
+def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch) -> None:
+    x, y = batch[0][:20], model(batch[0][:20]).argmax(dim=1)
+
+    def broken(images: Tensor) -> Tensor:
+        return model(images).masked_fill((images == x[13]).flatten(1).all(dim=1)[:, None], torch.nan)
+
+    with pytest.raises(InputError, match="for image 13 under Transfer are NaN"):
+        mrboost.evaluate(model, x, y, {"t": Transfer(Square(0.1, steps=5), broken)}, batch_size=8)
+
+
+def test_restarts_on_a_mixture_keep_what_fools_it_most_often() -> None:
+    """One member is fooled along one axis, the other along another; what fools both is worth twice."""
+    probabilities = iter([torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.5])])
+
+    class Two(Mixture):
+        def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
+            return next(probabilities)
+
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
+    x, y = torch.rand(1, 1, 2, 2), torch.tensor([0])
+    attack = PGD(0.1, steps=1, restarts=3)
+    starts = [
+        attack._ascent(Two(members), x, y, source) for source in [mrboost.seeds.ImageStreams(0, x)] for _ in "123"
+    ]
+    assert len({tuple(start.flatten().tolist()) for start in starts}) == 3
+    assert torch.equal(attack(Two(members), x, y), starts[1])
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """An attack that promises a ball and returns something else."""
+
+    result: Any
+    eps: float = 0.1
+    norm: str = "Linf"
+    name: str = "cheat"
+
+    def __call__(self, model: object, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+        return self.result(x)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x: torch.where(x > 0.5, x - 0.3, x), r"moved image \d out of its Linf ball of 0.1"),
+        (lambda x: x + 2, r"moved image 0 out of \[0, 1\]"),
+        (lambda x: x[:3], r"given images of shape \(8, 1, 8, 8\) and returned \(3, 1, 8, 8\)"),
+        (lambda x: None, "returned NoneType"),
+    ],
+)
+def test_an_attack_is_not_believed(model, batch, result, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mrboost.evaluate(model, batch[0][:8], batch[1][:8], Cheat(result), check=False)
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION, ids=str)
+def test_low_precision_does_not_widen_the_ball(dtype: torch.dtype, batch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).to(dtype)
+    fits, x = fitted(net, batch[0][:16])
+    assert x.dtype == torch.float32
+    for attack in (PGD(8 / 255, steps=5), Square(8 / 255, steps=20)):
+        ((found, logits, _),) = attacked_batches(fits, x, batch[1][:16], attack)
+        assert (found - x).abs().max() <= 8 / 255 + 1e-6
+        assert torch.equal(logits, net(found.to(dtype)).float())
+    assert mrboost.evaluate(net, *batch, "pgd-3", check=False).n == len(batch[0])
+
+
+def test_what_an_attack_cannot_do_is_said_before_another_runs(model, batch) -> None:
+    ran: list[int] = []
+
+    def first(x: Tensor) -> Tensor:
+        ran.append(len(x))
+        return x
+
+    two = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    for net, labels in ((two, batch[1] % 2), (Mixture([model]), batch[1])):
+        with pytest.raises(InputError, match=r"at least 3 classes|Mixture is right or wrong"):
+            mrboost.evaluate(
+                net, batch[0], labels, {"slow": Cheat(first), "aa": AutoAttack(0.1, version="plus")}, check=False
+            )
+    assert not ran
+
+
+def test_nothing_of_the_caller_is_disturbed(model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    state = torch.get_rng_state()
+    noisy = mrboost.evaluate(lambda images: model(images) + 1e-6 * torch.randn(len(images), 10), x, y, "pgd-2")
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.inference_mode():
+        inside = mrboost.evaluate(model, x.clone(), y, ["pgd-2", Square(0.1, steps=5)], check=False)
+    assert inside["clean"].correct == noisy["clean"].correct
+    seen: list[type] = []
+    hook = model[0][1].register_forward_hook(lambda *arguments: seen.append(type(arguments[2])))
+    try:
+        Copy(model[0])(x)
+    finally:
+        hook.remove()
+    assert set(seen) <= {Tensor}
+
+
+def test_images_in_other_forms(model, batch, tmp_path) -> None:
+    x, y = batch
+    wanted = mrboost.evaluate(model, x, y, "pgd-2", check=False)["pgd-2"].correct
+    for given in ((TensorDataset(x, y), None), (x, y.int()), (x.clone().requires_grad_(True), y)):
+        assert mrboost.evaluate(model, *given, "pgd-2", check=False)["pgd-2"].correct == wanted
+    for suffix in ("npz", "safetensors"):
+        path = tmp_path / f"kept.{suffix}"
+        mrboost.evaluate(model, x.clone().requires_grad_(True), y, {"file": PGD(0.1, steps=2)}, examples=path, eps=0)
+        assert path.exists()
+    assert np.load(tmp_path / "kept.npz")["file"].shape == x.shape
+
+
+def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
+    x, y = batch
+    (tmp_path / "folder.npz").mkdir()
+    for message, call in {
+        r"shapes \(1, 8, 8\) and \(\)": lambda: mrboost.evaluate(model, x[0], y[0]),
+        "eps must be positive and finite, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
+        "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
+        "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
+        r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
+        "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
+        r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
+    }.items():
+        with pytest.raises(InputError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_a_curve_takes_what_evaluate_takes(model, batch) -> None:
+    x, y = batch
+    wanted = robustness_curve(model, x, y, [0.1])
+    assert robustness_curve(model, x.numpy(), nn.functional.one_hot(y, 10).numpy(), [0.1]) == wanted  # type: ignore[arg-type]
+    assert robustness_curve(model, TensorDataset(x, y), None, [0.0, 0.1])[-1] == wanted[-1]
+
+
+def test_there_is_no_worst_case_over_different_balls(model, batch) -> None:
+    result = mrboost.evaluate(model, *batch, {"autoattack": PGD(0.02, steps=1), "wide": PGD(0.3, steps=1)}, check=False)
+    with pytest.raises(InputError, match="no worst case over different balls"):
+        _ = result.worst
+    assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
