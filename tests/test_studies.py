@@ -121,8 +121,8 @@ def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
     ]
     (table,) = studies.pairs.paired(studies.report("boosting"), done)  # type: ignore[arg-type]
     assert table.head == ["", "pgd-20"]
-    # Of ten points four stand with the first alone, one with the second alone: P(at most one of five) twice is 0.375.
-    assert table.rows == [["MRBoost.NN + Ind + PerInit − Wider model", "+30.00 (0.38)"]]
+    # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are higher: p is 2 / 2³.
+    assert table.rows == [["MRBoost.NN + Ind + PerInit − Wider model", "+30.00 (0.25)"]]
 
 
 def test_a_staged_study_has_every_round(smoke: Path) -> None:
@@ -323,6 +323,9 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
         (["boosting", "--data", "folder:nowhere"], "nowhere"),
         (["boosting", "--data", "digits", "mnist"], "give one"),
         (["boosting", "--scale", "smoke", "--model", "resnet19"], "unknown model 'resnet19'"),
+        (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
+        (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
+        (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:
@@ -330,6 +333,7 @@ def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsy
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+    assert not (tmp_path / "out" / "runs").exists(), "found before any training"
 
 
 def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsys) -> None:

@@ -13,7 +13,8 @@ from .runs import Run
 
 WORST = "worst case"
 DIFFERENCES = (
-    "Differences on the same images, in points. In brackets McNemar's p: how likely so uneven a split is by chance."
+    "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how likely so uneven a "
+    "split is by chance."
 )
 
 

@@ -50,6 +50,7 @@ class Config:
     augment: Augment
     later_epochs: int | None = None
     later_lr: float | None = None
+    later_ema: float | None = None
 
     def __post_init__(self) -> None:
         models.check(self.model)
@@ -80,7 +81,8 @@ class Config:
         """What holds in one round: those after the first may be shorter, and may learn more slowly."""
         if round_ == 1:
             return self
-        return replace(self, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
+        recipe = replace(self.recipe, ema=self.later_ema or self.recipe.ema)
+        return replace(self, recipe=recipe, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
     def attack(self, steps: int | None = None) -> PGD:
         """The recipe's inner attack with this run's ball; ``steps`` overrides its length for validation."""
@@ -154,11 +156,17 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     # The data's own step belongs to its own radius; another radius scales it.
     filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
     config = Config(recipe=recipe, data=dataset.name, **filled)
+    for name in ("later_epochs", "later_lr"):
+        if name in said and config.rounds == recipe.rounds == 1:
+            raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")
     if recipe.ema is not None and asked_ema is None:
         # A recipe's own average is made for long trainings: in a short one it would still hold the first weights.
-        epochs = min(config.epochs, config.later_epochs or config.epochs)
-        steps = epochs * math.ceil(len(dataset.train) / config.batch_size)
-        config = replace(config, recipe=replace(recipe, ema=min(recipe.ema, max(0.9, 1 - 5 / steps))))
+        steps = math.ceil(len(dataset.train) / config.batch_size)
+        decay, later = (
+            min(recipe.ema, max(0.9, 1 - 5 / (steps * epochs))) if epochs else None
+            for epochs in (config.epochs, config.later_epochs)
+        )
+        config = replace(config, recipe=replace(recipe, ema=decay), later_ema=later)
     most = len(dataset.train) - 2
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
@@ -182,8 +190,10 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         if name not in SCHEDULES:
             raise unknown_name("schedule", name, SCHEDULES)
         parts["schedule"] = SCHEDULES[name]
-    if not 0 < parts.get("ema", 0.5) < 1:
-        raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual")
+    if not 0 <= parts.get("ema", 0.5) < 1:
+        raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual, 0 none")
+    if parts.get("ema") == 0:
+        parts["ema"] = None
     if not parts.get("clip", 1.0) > 0:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
     if (gamma := said.pop("awp", None)) is not None:

@@ -131,8 +131,8 @@ def worst_case(correct: Sequence[Sequence[float]]) -> tuple[float, tuple[float, 
 class Comparison:
     """Two classifiers on the same points under the same attack.
 
-    ``p_value`` is McNemar's exact one: how likely so uneven a split of the points on which they differ would be if
-    neither were better.
+    ``p_value`` is the sign test's, for two plain classifiers McNemar's exact one: how likely so uneven a split of the
+    points on which they differ would be if neither were better.
     """
 
     only_first: int
@@ -158,7 +158,7 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
 
 
 def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
-    """The first's accuracy minus the second's on the same points, in points, and in brackets McNemar's p-value."""
+    """The first's accuracy minus the second's on the same points, in points, and in brackets the sign test's p."""
     gain, chance = 100 * (sum(first) - sum(second)) / len(first), compare_points(first, second).p_value
     return f"{gain:+.2f} ({chance:.2g})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from statistics import fmean
 
 from mrboost.outcomes import signed_difference
 
@@ -16,7 +17,7 @@ Points = dict[int, list[float]]
 
 
 def paired(paper: Report, done: Sequence[Training]) -> list[Table]:
-    """The rows that the paper's text compares, point by point; all seeds together."""
+    """The rows that the paper's text compares, point by point."""
     points: dict[str, dict[str, Points]] = {}
     for training in done:
         row = points.setdefault(training.label, {})
@@ -30,8 +31,8 @@ def paired(paper: Report, done: Sequence[Training]) -> list[Table]:
         [f"{more} − {less}", *(found.get(column, "–") for column in columns)] for (more, less), found in cells.items()
     ]
     title = (
-        "Differences on the same test images, in points. In brackets: how likely so uneven a split of the images on "
-        "which two classifiers differ would be, were neither better (McNemar's exact test). It knows nothing of how "
+        "Differences on the same test images, in points. In brackets the sign test's p (McNemar's, with one seed): how "
+        "likely so uneven a split of the images on which two rows differ would be by chance. It knows nothing of how "
         "much another training would differ."
     )
     return [Table(title, ["", *column_labels(columns)], rows)]
@@ -53,9 +54,11 @@ def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[st
 
 
 def _cell(first: Points, second: Points) -> str:
-    """The difference over the seeds that both have, on as many images; nothing where there are none."""
+    """The difference of each image's mean over the seeds that both have; nothing where there are none."""
     seeds = [seed for seed in first if len(first[seed]) == len(second.get(seed, ()))]
-    ours, theirs = ([value for seed in seeds for value in points[seed]] for points in (first, second))
+    ours, theirs = (
+        [fmean(image) for image in zip(*(points[s] for s in seeds), strict=True)] for points in (first, second)
+    )
     return signed_difference(ours, theirs) if ours else ""
 
 

@@ -45,6 +45,10 @@ class Request:
             named(attack)  # a mistyped name is found at once
         if self.n is not None and self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread")
+        if "rounds" in self.options and not self.study.staged:
+            raise InputError(f"the rounds of {self.study.name} are part of what it studies: leave --rounds out")
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack is to see; None is all."""
@@ -106,6 +110,7 @@ class Training:
         parts = as_said({"recipe": describe_parts(self.recipe)})
         said = usual | {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
         del said["model"]  # the folder's name has it
+        said["ema"] = said.get("ema") or None  # 0 is none
         said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
         recipe = run.config["recipe"]
         saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
 from mrboost.boosting import boost
+from mrboost.config import resolve
 from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
@@ -57,6 +58,8 @@ def carry_out(
     waiting = [training for training in trainings if not training.is_done()]
     # All of it first: data that is missing should not be found out after a day.
     loaded = {name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}}
+    for training in waiting:
+        resolve(training.recipe, loaded[training.data], **training.options)  # likewise options that a row cannot take
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
     for number, training in enumerate(trainings, start=1):
         if training not in waiting:
