@@ -66,7 +66,7 @@ def mnist(tmp_path_factory) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def agree(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: int) -> None:
-    """Same survivors but for 0.2 % of the points, all of ours real."""
+    """Same survivors but for one point, or 0.2 % of more than 500; all of ours real."""
     searches = [Square(attack.eps, attack.norm, steps=queries) if isinstance(s, Square) else s for s in attack.searches]
     found = run(model, x, y, searches, 0)
     theirs = oracle.AutoAttack(model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0)
