@@ -106,9 +106,11 @@ def test_wilson_interval_of_textbook_cases() -> None:
 def test_curve_falls_from_the_clean_accuracy(model, digits) -> None:
     x, y = digits.test.images()[:100], digits.test.y[:100]
     curve = robustness_curve(model, x, y, [0.2, 0.1], attack="pgd-10")
-    assert [eps for eps, _ in curve] == [0, 0.1, 0.2]
-    assert curve[0][1] == pytest.approx((model(x).argmax(1) == y).float().mean().item())
-    assert curve[0][1] > curve[1][1] > curve[2][1]
+    assert [point.eps for point in curve] == [0, 0.1, 0.2]
+    assert curve[0].accuracy == pytest.approx((model(x).argmax(1) == y).float().mean().item())
+    assert curve[0].accuracy > curve[1].accuracy > curve[2].accuracy
+    for point in curve:
+        assert point.interval == wilson_interval(round(100 * point.accuracy), 100)
 
 
 def test_memory_running_out_halves_the_batch(batch) -> None:

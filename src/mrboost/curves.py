@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,16 @@ from .attacks import Attack, Classifier, named
 from .batches import attacked_batches, fitted, still_correct
 from .intake import Images, chunks
 from .losses import margin
+from .outcomes import wilson_interval
 from .threat import ball
+
+
+class Radius(NamedTuple):
+    """One point of a curve: the accuracy within ``eps``, and its 95 % interval."""
+
+    eps: float
+    accuracy: float
+    interval: tuple[float, float]
 
 
 def robustness_curve(
@@ -24,8 +34,8 @@ def robustness_curve(
     attack: str = "pgd-20",
     norm: str = "Linf",
     progress: bool = False,
-) -> list[tuple[float, float]]:
-    """Accuracy against growing radii, ``[(0, clean), (eps, accuracy), …]``.
+) -> list[Radius]:
+    """Accuracy against growing radii, the clean one first.
 
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
     survivors of the last. Images and labels are given as to ``evaluate``.
@@ -35,14 +45,14 @@ def robustness_curve(
             ball(norm, eps)
     images, labels = (torch.cat(parts) for parts in zip(*chunks(x, y), strict=True))
     alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
-    curve: list[tuple[float, float]] = []
-    for eps in tqdm([0.0, *sorted(radii)], desc="radii", disable=None if progress else True):
+    curve: list[Radius] = []
+    for eps in tqdm(sorted({0.0, *radii}), desc="radii", disable=None if progress else True):
         one = named(attack, eps, norm) if eps > 0 else None
         survivors = alive.nonzero().squeeze(1)
         if len(survivors):
             correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
             alive[survivors] = alive[survivors].minimum(correct.double())
-        curve.append((eps, alive.mean().item()))
+        curve.append(Radius(eps, alive.mean().item(), wilson_interval(alive.sum().item(), len(alive))))
     return curve
 
 

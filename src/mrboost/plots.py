@@ -58,11 +58,14 @@ def loss_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return _svg(figure)
 
 
-def robustness_curves(curves: Mapping[str, Sequence[tuple[float, float]]], eps: float, norm: str) -> str:
-    """Accuracy against the radius of the attack, with the training radius marked."""
+def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], eps: float, norm: str) -> str:
+    """Accuracy and 95 % interval against the radius of the attack, with the training radius marked."""
     figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
     for color, (label, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
-        axes.plot([e for e, _ in points], [100 * a for _, a in points], color=color, marker="o", ms=3, label=label)
+        radii = [point[0] for point in points]
+        axes.plot(radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label)
+        low, high = ([100 * point[2][end] for point in points] for end in (0, 1))
+        axes.fill_between(radii, low, high, color=color, alpha=0.15, lw=0)
     axes.axvline(eps, color="#777", lw=0.8, ls="--")
     axes.annotate("training eps", (eps, 2), fontsize=7, color="#555", xytext=(3, 0), textcoords="offset points")
     axes.set_ylim(0, 101)

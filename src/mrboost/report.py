@@ -108,7 +108,7 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
     wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
     kept = run.results.get("curve", {})
-    if all(kept.get(key) == value for key, value in wanted.items()):
+    if all(kept.get(key) == value for key, value in wanted.items()) and len(kept["points"][0]) == 3:
         return dict(kept)
     radii = [scale * run.config["eps"] for scale in CURVE_RADII]
     if run.config["norm"] == "Linf":
