@@ -163,7 +163,14 @@ def test_refuses_what_is_not_an_attack(model, batch) -> None:
 
 
 def test_radii_are_named_in_grey_levels_where_they_are() -> None:
-    assert [format_eps(eps) for eps in (8 / 255, 0.1, 0.3, 1 / 255, 1.0)] == ["8/255", "0.1", "0.3", "1/255", "1"]
+    assert [format_eps(eps) for eps in (8 / 255, 0.1, 0.2, 0.3, 1 / 255, 1.0)] == [
+        "8/255",
+        "0.1",
+        "0.2",
+        "0.3",
+        "1/255",
+        "1",
+    ]
 
 
 FAST = {  # AutoAttack's parts, in a small size

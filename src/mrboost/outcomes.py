@@ -186,10 +186,10 @@ def robustbench_summary(
 
 
 def format_eps(eps: float) -> str:
-    """``8/255`` where eps is a whole number of grey levels, the number itself elsewhere."""
+    """``8/255`` where eps is a whole number of grey levels and no short decimal, the number itself elsewhere."""
     levels = eps * 255
     whole = levels > 0.5 and math.isclose(levels, round(levels), rel_tol=1e-6) and levels < 255
-    return f"{round(levels)}/255" if whole else f"{eps:g}"
+    return f"{round(levels)}/255" if whole and len(f"{eps:g}") > 4 else f"{eps:g}"
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:

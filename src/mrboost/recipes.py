@@ -196,6 +196,7 @@ STRONG = replace(
     objective=OnPerturbed(Smoothed(margin_cross_entropy)),
     model="{}-silu",
     schedule=OneCycle(),
+    lr=0.2,
     awp=AWP(0.005),
     ema=0.999,
 )
