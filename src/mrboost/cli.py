@@ -320,7 +320,7 @@ def _inline(value: object) -> str:
 GOES_ON = {
     "train": "; --resume goes on after the last whole epoch",
     "evaluate": "; --resume goes on where it was saved last",
-    "study": "; the same command goes on after the last whole epoch",
+    "study": "; the study again goes on after the last whole epoch",
 }
 COMMANDS = {
     "train": _train,
