@@ -15,7 +15,11 @@ import pytest
 import torch
 
 import mrboost
+from mrboost import evaluation
+from mrboost.attacks import FGSM, PGD, Square
 from mrboost.cli import main
+from mrboost.results import evaluate_run
+from mrboost.runs import Run
 from mrboost.storage import write_tensors
 
 
@@ -287,6 +291,77 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert message in error_of(capsys, "evaluate", run, *arguments)
     assert snapshot(run) == before
+
+
+def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in its second attack, then another evaluation, then on: nothing that was finished is done again."""
+    attack, done = evaluation._Chunk.attack, []
+
+    def counted(self, one, tell, place):
+        done.append(one)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return attack(self, one, tell, place)
+
+    monkeypatch.setattr(evaluation._Chunk, "attack", counted)
+    long = ["evaluate", str(run), "--attack", "pgd-3,cw", "--n", "30", "--no-check"]
+    assert main(long) == 130
+    error = capsys.readouterr().err
+    assert "--resume goes on where it was saved last" in error
+    assert "epoch" not in error
+    assert main(["evaluate", str(run), "--attack", "fgsm", "--n", "10", "--no-check", "--quiet"]) == 0
+    (place,) = (run / "checkpoint" / "evaluation").iterdir()
+    assert len(done) == 5
+    assert main([*long, "--resume"]) == 0
+    assert len(done) == 6
+    assert f"goes on with what is saved in {place}\n" in capsys.readouterr().err
+    assert not place.parent.exists()
+    assert main([*long, "--resume"]) == 0
+    assert "nothing is saved of this evaluation" in capsys.readouterr().err
+    assert main([*long, "--resume", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_attack_that_fails_leaves_the_figures_of_the_others(run: Path, capsys, monkeypatch) -> None:
+    attacks = {"pgd-3": PGD(0.1, steps=3), "mine": lambda model, x, y: x * torch.nan, "fgsm": FGSM(0.1)}
+    monkeypatch.setattr(mrboost.results, "resolve_attacks", lambda *_: attacks)
+    command = ["evaluate", str(run), "--n", "20", "--quiet", "--no-check"]
+    assert main(command) == 2
+    out, error = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["clean", "pgd-3"]
+    assert error.startswith("mrboost: error: the model's logits for image 0 under")
+    assert error.endswith("what was finished before is kept\n")
+    kept = json.loads((run / "results.json").read_text())["evaluations"][-1]["outcomes"]
+    assert [outcome["attack"] for outcome in kept] == ["clean", "pgd-3"]
+    assert main([*command, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["outcomes"][1]["correct"] == kept[1]["correct"]
+
+
+def test_doubts_survive_later_commands(run: Path, undefended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without gradients: one command sees that, a second one that square contradicts the first's attack."""
+    masked = torch.nn.Sequential(Rounded(), undefended)
+    monkeypatch.setattr(mrboost.results, "load_model", lambda *_: mrboost.Ensemble([masked]))
+
+    def evaluate(check: bool, attack: object) -> list[set[str]]:
+        """The checks that the result doubts, and those of the file."""
+        found = evaluate_run(run, lambda _: {attack.name: attack}, n=40, eps=0.2, device="cpu", check=check)
+        (kept,) = Run.open(run).results["evaluations"]
+        return [{doubt.check for doubt in found.doubts}, {doubt["check"] for doubt in kept["doubts"]}]
+
+    assert evaluate(False, PGD(0.2, steps=4)) == [set(), set()]
+    seen, kept = evaluate(True, PGD(0.2, steps=5))
+    assert seen == kept >= {"zero-gradient"}
+    assert "black-box" not in kept
+    assert evaluate(False, Square(0.2, steps=200)) == [set(), kept | {"black-box"}]
+    assert evaluate(True, FGSM(0.2)) == [kept | {"black-box"}] * 2
+    assert [o["attack"] for o in Run.open(run).results["evaluations"][0]["outcomes"]] == [
+        "pgd-4", "pgd-5", "square", "clean", "fgsm",
+    ]  # fmt: skip
+
+
+class Rounded(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 15).round() / 15 + 0 * x
 
 
 def test_folders_of_others_stay_untouched(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

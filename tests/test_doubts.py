@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mrboost import Ensemble, InputError, Mixture
 from mrboost.attacks import PGD, Square
-from mrboost.doubts import Doubt, doubts_of, probe
+from mrboost.doubts import Doubt, contradictions, doubts_of, probe
 
 
 def checks(doubts: list[Doubt]) -> list[str]:
@@ -315,3 +315,23 @@ def test_answers_that_depend_on_the_batch(undefended, images) -> None:
         return undefended(x) - undefended(x).mean(dim=0)
 
     assert "batch" in [doubt.check for doubt in probe(relative, *images, eps=0.1)]
+
+
+def as_kept(name: str, correct: list[bool], **more: object) -> dict[str, object]:
+    return {"attack": name, "correct": correct, **more}
+
+
+def test_contradictions_of_outcomes_that_were_kept() -> None:
+    """AutoAttack's gradients are what its stages but square broke; one attack's label does not say that it is blind."""
+    stages = [{"attack": name} for name in ("apgd-ce", "square")]
+    autoattack = as_kept("mine", standing(100, 0, 1, 2, 3), broken_by=[0, 1, 1, 2] + [-1] * 96, stages=stages)
+    assert contradictions([as_kept("clean", standing(100, 0)), autoattack]) == []
+    (doubt,) = contradictions([autoattack, as_kept("square", standing(100, 0, 1, 2, 3, 4))])
+    assert "square breaks 2 of 100 points" in doubt.message
+    assert "gradients in mine 97.0%" in doubt.message
+    assert contradictions([autoattack, as_kept("pgd-20", standing(100)), as_kept("square", standing(100, 0, 1))]) == []
+    more = {**autoattack, "broken_by": [0, 1, 2, 2, 2] + [-1] * 95, "correct": standing(100, 0, 1, 2, 3, 4)}
+    assert checks(contradictions([more])) == ["black-box"]
+    blind = as_kept("other", standing(100, 5, 6), black_box=True)
+    assert checks(contradictions([as_kept("pgd-20", standing(100)), blind])) == ["black-box"]
+    assert contradictions([as_kept("pgd-20", standing(100)), {**blind, "black_box": False}]) == []

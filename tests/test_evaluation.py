@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import InputError, evaluation, intake
+from mrboost import InputError, evaluation, intake, meter
 from mrboost.adaptive import adaptive
 from mrboost.attacks import APGD, CW, FAB, FGSM, PGD, AutoAttack, Square, Transfer, autoattack
 from mrboost.curves import robustness_curve
@@ -260,12 +261,13 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(model, digits, sma
     monkeypatch.setattr(evaluation, "SAVE_EVERY", 0.0)
     attacks = {"pgd": PGD(0.15, steps=3), "aa": small_autoattack}
     expected = mrboost.evaluate(model, split, None, attacks, check=False)
-    calls = 0
+
+    class Count:  # a number in the closure would make another model of the function with each call
+        calls = 0
 
     def interrupted(images: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls % 110 == 0:
+        Count.calls += 1
+        if Count.calls % 110 == 0:
             raise KeyboardInterrupt
         return model(images)
 
@@ -401,3 +403,45 @@ def test_infinite_margins_are_null_in_json(batch) -> None:
 
     result = mrboost.evaluate(sure, *batch, [], check=False)
     assert json.loads(result.to_json(), parse_constant=pytest.fail)["outcomes"][0]["min_margin"] is None
+
+
+def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -> None:
+    """Standard error is no terminal here: a line for what is finished, and some in between."""
+    attacks = {"pgd-3": PGD(0.15, steps=3), "aa": small_autoattack}
+    result = mrboost.evaluate(model, *batch, attacks, progress=True, check=False)
+    lines = [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()]
+    stages = [
+        f"stage {stage.attack} is done, {round(64 * stage.accuracy)} of 64 stand" for stage in result["aa"].stages
+    ]
+    done = [f"{outcome.attack} is done, {outcome.accuracy:.2%} stand" for outcome in result.outcomes]
+    assert lines == [f"evaluate: {line}" for line in (*done[:2], *stages[:2], done[2])]
+    monkeypatch.setattr(meter, "EVERY", 0.0)
+    mrboost.evaluate(model, *batch, attacks, progress=True, check=False)
+    assert "evaluate: aa (" in capsys.readouterr().err
+    mrboost.evaluate(model, *batch, attacks, check=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(meter, "EVERY", 0.0)
+    mrboost.evaluate(model, *batch, "pgd-3", progress=True, check=False)
+    assert "pgd-3: 100%" in terminal.getvalue()
+    assert "evaluate:" not in terminal.getvalue()
+
+
+def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch) -> None:
+    x, y = digits.test.images()[:45], digits.test.y[:45]
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)
+
+    def fails(network, images: Tensor, labels: Tensor) -> Tensor:
+        return images * torch.nan if len(images) < 20 else images
+
+    attacks = {"pgd": PGD(0.15, steps=3), "fails": fails, "fgsm": FGSM(0.1)}
+    with pytest.raises(InputError, match="image 40 under function are NaN") as caught:
+        mrboost.evaluate(model, x, y, attacks, check=False)
+    found = caught.value.measured.evaluation()
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd"]
+    assert found["pgd"].correct == mrboost.evaluate(model, x, y, {"pgd": attacks["pgd"]}, check=False)["pgd"].correct

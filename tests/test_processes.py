@@ -114,7 +114,7 @@ def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> N
     assert metrics.read_text().count("\n") == 10
 
 
-def command(*arguments: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command of mrboost in so many processes."""
     start = [sys.executable, "-m"]
     if processes > 1:
@@ -122,7 +122,7 @@ def command(*arguments: str, processes: int = 1) -> subprocess.CompletedProcess[
                   "--rdzv-endpoint", "localhost:0", "-m", "--"]  # fmt: skip
     return subprocess.run(
         [*start, "mrboost", *arguments, "--device", "cpu"], capture_output=True, text=True, timeout=300,
-        env=environment(),
+        env=environment(), cwd=cwd,
     )  # fmt: skip
 
 
@@ -158,11 +158,20 @@ def test_processes_share_an_evaluation(run: str) -> None:
 
 def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    (tmp_path / "run/checkpoint/evaluation").mkdir(parents=True)
-    (tmp_path / "run/checkpoint/evaluation/best-1-1-2").write_text("in the second one's way")
-    done = command("evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", processes=2)
+    (tmp_path / "way.py").write_text(
+        "import os, mrboost.parts as parts\n"
+        "write = parts.write_tensors\n"
+        "def refuse(path, *rest):\n"
+        "    if os.environ['RANK'] == '1': raise PermissionError(f'{path.parent} is in the way')\n"
+        "    write(path, *rest)\n"
+        "parts.write_tensors = refuse\n"
+    )
+    done = command(
+        "evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", "--import", "way", processes=2,
+        cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode != 0
-    assert "best-1-1-2" in done.stderr
+    assert "best-1-1-2 is in the way" in done.stderr
 
 
 def test_mistakes_under_torchrun_get_one_line(run: str, tmp_path: Path) -> None:

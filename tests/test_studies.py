@@ -198,7 +198,7 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
     assert main(command) == 130
     err = capsys.readouterr().err
     assert "curves: 1 of 2, AT on digits, seed 0" in err
-    assert "the study again, goes on" in err
+    assert "the study again goes on" in err
     metrics = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0/metrics.jsonl"
     before = metrics.read_bytes(), metrics.stat().st_mtime_ns
     assert main(command) == 0

@@ -205,7 +205,7 @@ def test_a_crash_at_any_write_resumes_to_the_same_result(
                 if keep:
                     write(path, content)
                 else:
-                    path.with_name(f".{path.name}.tmp").write_bytes(content[: len(content) // 2])
+                    path.with_name(f".{path.name}.0.tmp").write_bytes(content[: len(content) // 2])
                 raise Crash
             write(path, content)
 

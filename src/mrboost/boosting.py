@@ -132,7 +132,7 @@ def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes
         }
-        run.save_results({**run.results, "rounds": [rows[key] for key in sorted(rows)]})
+        run.save_results(lambda results: results | {"rounds": [rows[key] for key in sorted(rows)]})
         if progress and config.rounds > 1:
             clean, robust = scores.outcomes
             tqdm.write(

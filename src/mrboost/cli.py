@@ -13,10 +13,10 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +28,9 @@ from .boosting import boost
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
+from .measured import UnfinishedError
 from .outcomes import format_eps
-from .results import evaluate_run, reweight_run, unfinished
+from .results import clear, evaluate_run, place_of, reweight_run
 from .runs import Run, check_kind, slug
 
 
@@ -39,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone still gets its table
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports how it counts processes
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = parse(arguments, COMMANDS)
-        options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+        options = parse(given, COMMANDS)
+        options.arguments = given
         for module in getattr(options, "imports", ()):
             _import(module)
         options.run(options)
@@ -56,9 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "\nmrboost: interrupted; --resume, or the study again, goes on after the last whole epoch", file=sys.stderr
-        )
+        print(f"\nmrboost: interrupted{GOES_ON.get(given[0], '') if given else ''}", file=sys.stderr)
         return 130
     return 0
 
@@ -115,7 +115,8 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    members = Run.open(options.target).rounds_done()
+    run = Run.open(options.target)
+    members = run.rounds_done()
     stages = range(1, members + 1) if options.staged else [(members or 1) if options.rounds is None else options.rounds]
     documents: list[dict[str, Any]] = []
     kinds = options.weights.split(",")
@@ -123,11 +124,20 @@ def _evaluate(options: argparse.Namespace) -> None:
         check_kind(which)
     if options.examples and len(kinds) * len(stages) > 1:
         raise InputError("--examples holds those of one classifier: leave out --staged and give one kind of --weights")
-    planned = Run.open(options.target).config["rounds"]
+    planned = run.config["rounds"]
     if 0 < members < planned and is_first_process():
         print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
-    for which in kinds:
-        for rounds in stages:
+    asked = {key: getattr(options, key) for key in ("attack", "adaptive", "n", "eps", "norm")}
+    place = place_of(run, kinds, list(stages), asked, os.environ.get("WORLD_SIZE"))
+    if options.resume and not options.quiet and is_first_process():
+        saved = any(place.rglob("*.safetensors"))
+        how = (
+            f"goes on with what is saved in {place}" if saved else "nothing is saved of this evaluation, it starts anew"
+        )
+        print(f"mrboost: {how}", file=sys.stderr)
+    stopped: UnfinishedError | None = None
+    for which, rounds in product(kinds, stages):
+        try:
             result = evaluate_run(
                 options.target,
                 options.attack.split(","),
@@ -143,19 +153,28 @@ def _evaluate(options: argparse.Namespace) -> None:
                 progress=not options.quiet,
                 check=options.check,
                 fit=options.adaptive,
+                keep=place,
                 resume=options.resume,
                 examples=options.examples,
             )
-            documents.append({"weights": which, "members": rounds, **result.to_dict()})
-            if not options.json and is_first_process():
-                of = f" of the first {rounds} of {members} members" if members > 1 else ""
-                print(f"{options.target}, {which} weights{of}: {result}")
+        except UnfinishedError as error:
+            if error.evaluation is None:
+                raise
+            result, stopped = error.evaluation, error
+        documents.append({"weights": which, "members": rounds, **result.to_dict()})
+        if not options.json and is_first_process():
+            of = f" of the first {rounds} of {members} members" if members > 1 else ""
+            print(f"{options.target}, {which} weights{of}: {result}")
+        if stopped is not None:
+            break
     leave()
     if not is_first_process():
         return
-    shutil.rmtree(unfinished(Run.open(options.target)), ignore_errors=True)
     if options.json:
         print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))
+    if stopped is not None:
+        raise InputError(f"{stopped}; what was finished before is kept")
+    clear(place)
 
 
 def _reweight(options: argparse.Namespace) -> None:
@@ -298,6 +317,11 @@ def _inline(value: object) -> str:
     return f"{value:g} ({format_eps(value)})" if isinstance(value, float) and "/" in format_eps(value) else str(value)
 
 
+GOES_ON = {
+    "train": "; --resume goes on after the last whole epoch",
+    "evaluate": "; --resume goes on where it was saved last",
+    "study": "; the study again goes on after the last whole epoch",
+}
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,

@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,26 @@ def doubts_of(
             )
             doubts.append(Doubt("black-box", message))
     return doubts
+
+
+def contradictions(outcomes: Sequence[Mapping[str, Any]]) -> list[Doubt]:
+    """What outcomes of the same points, as ``Evaluation.to_dict`` has them, say against each other; stages included."""
+    found: list[Doubt] = []
+    correct: dict[str, Sequence[float] | Tensor] = {}
+    for outcome in outcomes:
+        if stages := outcome.get("broken_by"):
+            broken_by, names = torch.tensor(stages), [stage["attack"] for stage in outcome["stages"]]
+            found += doubts_of({name: left(broken_by, i) for i, name in enumerate(names, start=1)}, cumulative=True)
+            blind = torch.tensor([-1, *(i for i, name in enumerate(names, start=1) if name.startswith("square"))])
+            correct[f"gradients in {outcome['attack']}"] = torch.isin(broken_by, blind)
+        elif "correct" in outcome:
+            correct[outcome["attack"]] = outcome["correct"]
+    return found + doubts_of(correct, black_box=[o["attack"] for o in outcomes if o.get("black_box")])
+
+
+def left(broken_by: Tensor, number: int) -> Tensor:
+    """Which points stand after stage ``number``."""
+    return (broken_by < 0) | (broken_by > number)
 
 
 def _several(name: str) -> bool:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from .attacks import Attack, AutoAttack, Classifier, Search, attacked, named
 from .attacks.base import Untouched, check_logits, keep_random_state
@@ -31,9 +30,11 @@ from .doubts import Doubt, probe
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
-from .measured import Measured
+from .measured import Measured, UnfinishedError
+from .meter import Meter
 from .outcomes import Evaluation
 from .parts import Parts, digest
+from .seeds import global_stream
 from .storage import State, replace_file, write_tensors
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
@@ -67,7 +68,7 @@ def evaluate(
             attack, several of them, or a mapping from labels to attacks. Clean accuracy is always reported.
         eps, norm: the ball of attacks given by name; with eps 0 every attack leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
-        progress: show a progress bar on standard error.
+        progress: show a progress bar on standard error; where that is no terminal, a line for each attack and stage.
         check: look for reasons to doubt the figures.
         keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove it when you are done.
         examples: a file, .safetensors or .npz, for the adversarial images of each attack.
@@ -110,41 +111,49 @@ def measure(
     found: dict[str, list[State]] = {label: [] for label in ("clean", *attacks)}
     doubts: list[Doubt] = []
     labels: list[Tensor] = []
+
+    def measured(of: Mapping[str, list[State]]) -> Measured:
+        known = {label: _joined(states) for label, states in of.items()}
+        return Measured(common[0], common[1], attacks, torch.cat(labels), known, tuple(doubts), check)
+
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    with (
-        torch.inference_mode(False),
-        keep_random_state(device),
-        tqdm(unit="evaluation", unit_scale=True, disable=None if progress else True) as bar,
-    ):
+    with torch.inference_mode(False), keep_random_state(device), Meter(progress) as meter:
         for number, (images, targets) in enumerate(chunks(x, y)):
             chunk = _Chunk(model, images, targets, sum(map(len, labels)), batch_size)
             if number == 0:
                 chunk.check(attacks.values())
                 images_in_all = count(x)
                 each = sum(chunk.work(one) for one in (None, *attacks.values()))
-                bar.total = None if images_in_all is None else images_in_all * each
+                meter.begin(None if images_in_all is None else images_in_all * each)
                 if check:
-                    bar.set_description("looking for doubts")
+                    meter.doing("looking for doubts")
                     doubts = chunk.probe(common[0] or eps, common[1] or norm)
             labels.append(targets)
+            last = sum(map(len, labels)) == images_in_all
             chunk_is = "" if keep is None else chunk.fingerprint()
             for label, one in {"clean": None, **attacks}.items():
-                bar.set_description(label)
+                meter.doing(label)
                 of = "" if keep is None else digest(chunk_is, one)
                 place = _Place(parts, f"{number}-{list(found).index(label)}", of)
                 part = place.get()
                 if part is None or (examples is not None and one is not None and "adv" not in part):
-                    part = chunk.attack(one, bar.update, place)
+                    try:
+                        part = chunk.attack(one, meter, place)
+                    except InputError as error:
+                        done = {name: states for name, states in found.items() if len(states) > number}
+                        raise UnfinishedError(str(error), measured(done)) from None
                     if examples is None:
                         part.pop("adv", None)  # large, and not asked for
                     place.put(part)
                 else:
-                    bar.update(len(images) * chunk.work(one))
+                    meter(len(images) * chunk.work(one))
                 found[label].append(part)
+                if last:
+                    stand = torch.cat([part["correct"] for part in found[label]]).double().mean()
+                    meter.say(f"{label} is done, {stand:.2%} stand")
     if examples is not None:
         _write_examples(Path(examples), found, torch.cat(labels))
-    known = {label: _joined(states) for label, states in found.items()}
-    return Measured(common[0], common[1], attacks, torch.cat(labels), known, tuple(doubts), check)
+    return measured(found)
 
 
 def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
@@ -202,10 +211,10 @@ class _Chunk:
 
     def fingerprint(self) -> str:
         """Of images, labels, the model's weights and some of its answers: a function has no weights to go by."""
-        with attacked(self.model), torch.no_grad(), exact_float32():
+        with attacked(self.model), torch.no_grad(), exact_float32(), global_stream(0, self.device):
             answers = self.model(self.x[:8].to(self.device, copy=True)).float().cpu()
-        rough = (answers / answers.abs().amax().clamp(min=1e-12) * 100).round()
-        return digest(self.x, self.y, rough, self.model)
+        size = answers.abs().amax().clamp(min=1e-12)
+        return digest(self.x, self.y, (answers / size * 100).round(), (size.log2() * 8).round(), self.model)
 
     def work(self, attack: Attack | None) -> int:
         """Evaluations that an attack may take for one image."""
@@ -219,7 +228,7 @@ class _Chunk:
         except torch.OutOfMemoryError:
             return self.probe(eps, norm, n // 4) if n >= 4 else []
 
-    def attack(self, attack: Attack | None, tell: Callable[[int], object], place: _Place) -> State:
+    def attack(self, attack: Attack | None, tell: Meter, place: _Place) -> State:
         """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the ``stage`` that broke it."""
         if isinstance(attack, Search | AutoAttack):
             return self._search(attack, tell, place)
@@ -234,7 +243,7 @@ class _Chunk:
         seconds = torch.tensor([[time.perf_counter() - began]])
         return {key: torch.cat(values) for key, values in found.items() if values} | {"seconds": seconds}
 
-    def _search(self, attack: Search | AutoAttack, tell: Callable[[int], object], place: _Place) -> State:
+    def _search(self, attack: Search | AutoAttack, tell: Meter, place: _Place) -> State:
         searches = _searches(attack)
         clock = _Clock(len(searches))
         earlier = place.get("-unfinished")
@@ -247,6 +256,8 @@ class _Chunk:
             return clock.stage
 
         def hear(points: Points, stage: int) -> None:
+            if clock.stage < stage < len(searches):
+                tell.say(f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of {len(self.x)} stand")
             if clock.tick(stage):
                 place.put(points.saved() | {"seconds": clock.seconds, "stage": torch.tensor(stage)}, "-unfinished")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from lightning_fabric import Fabric
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .attacks import Attack, AutoAttack, Square, Transfer
 from .devices import over_processes
-from .doubts import Doubt, doubts_of
+from .doubts import Doubt, contradictions, left
+from .errors import InputError
 from .outcomes import Evaluation, Outcome, Stage, wilson_interval
 from .storage import State
 
@@ -51,7 +52,7 @@ class Measured:
 
     def evaluation(self) -> Evaluation:
         outcomes = tuple(self._outcome(label) for label in self.known)
-        doubts = self.doubts + (tuple(self._contradictions()) if self.check else ())
+        doubts = self.doubts + (tuple(contradictions([asdict(o) for o in outcomes])) if self.check else ())
         return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts)
 
     def _outcome(self, label: str) -> Outcome:
@@ -60,25 +61,19 @@ class Measured:
         stages: list[Stage] = []
         if isinstance(attack, AutoAttack):
             for number, search in enumerate(attack.searches, start=1):
-                left = _left(known["stage"], number).double()
-                interval = wilson_interval(left.sum().item(), len(left))
-                stages.append(Stage(search.name, left.mean().item(), interval, seconds[number - 1].item()))
-        return Outcome.of(label, known["correct"], known["margin"], self.labels, seconds.sum().item(), stages)
-
-    def _contradictions(self) -> list[Doubt]:
-        """What the outcomes say against each other, and the stages of AutoAttack."""
-        transfers = [label for label, one in self.attacks.items() if isinstance(one, Transfer)]
-        correct = {label: state["correct"] for label, state in self.known.items()}
-        found: list[Doubt] = []
-        for label, one in self.attacks.items():
-            if isinstance(one, AutoAttack):
-                stage, numbered = self.known[label]["stage"], list(enumerate(one.searches, start=1))
-                found += doubts_of({search.name: _left(stage, number) for number, search in numbered}, cumulative=True)
-                blind = torch.tensor([-1, *(number for number, search in numbered if isinstance(search, Square))])
-                correct[f"gradients in {label}"] = torch.isin(stage, blind)
-        return found + doubts_of(correct, black_box=transfers)
+                stand = left(known["stage"], number).double()
+                interval = wilson_interval(stand.sum().item(), len(stand))
+                stages.append(Stage(search.name, stand.mean().item(), interval, seconds[number - 1].item()))
+        return Outcome.of(
+            label, known["correct"], known["margin"], self.labels, seconds.sum().item(), stages=tuple(stages),
+            broken_by=tuple(known["stage"].tolist()) if stages else (), black_box=isinstance(attack, Square | Transfer),
+        )  # fmt: skip
 
 
-def _left(stage: Tensor, number: int) -> Tensor:
-    """Which points stand after stage ``number``."""
-    return (stage < 0) | (stage > number)
+class UnfinishedError(InputError):
+    """An attack came to nothing; ``measured`` holds those that were finished before it, on the images until then."""
+
+    def __init__(self, message: str, measured: Measured) -> None:
+        super().__init__(message)
+        self.measured = measured
+        self.evaluation: Evaluation | None = None  # of all images that were asked for, once it is kept

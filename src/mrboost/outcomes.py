@@ -33,7 +33,8 @@ class Outcome:
     ``correct`` says of each image whether it withstood (for a randomised classifier: with which probability),
     ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
     largest other one on the attacked images, ``min_margin`` the least of them. An attack that is several in turn
-    has ``stages``.
+    has ``stages``, and says of each image by which it was ``broken_by``: from 1 on, 0 for an image that was wrong from
+    the start, -1 for one that stands. ``black_box`` attacks do not use the model's gradients.
     """
 
     attack: str
@@ -45,11 +46,11 @@ class Outcome:
     seconds: float
     correct: tuple[float, ...] = field(repr=False)
     stages: tuple[Stage, ...] = ()
+    broken_by: tuple[int, ...] = field(default=(), repr=False)
+    black_box: bool = False
 
     @classmethod
-    def of(
-        cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, stages: Sequence[Stage] = ()
-    ) -> Outcome:
+    def of(cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any) -> Outcome:
         """From what is known of each point."""
         values, classes = correct.double(), range(int(y.max()) + 1)
         return cls(
@@ -61,7 +62,7 @@ class Outcome:
             per_class=tuple(values[y == k].mean().item() if (y == k).any() else None for k in classes),
             seconds=seconds,
             correct=tuple(correct.tolist()),
-            stages=tuple(stages),
+            **more,
         )
 
 

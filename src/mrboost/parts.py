@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .errors import InputError
 from .storage import State, read_tensors, write_tensors
 
-_NAMES = re.compile(r"\d+-\d+(-unfinished)?\.safetensors")
+_NAMES = re.compile(r"\.?\d+-\d+(-unfinished)?\.safetensors(\..+\.tmp)?")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Parts:
@@ -22,24 +27,31 @@ class Parts:
 
     def __init__(self, folder: Path | None, *, resume: bool = False) -> None:
         self._folder = folder
-        if folder is not None and folder.is_dir() and not resume:
-            for path in folder.iterdir():
+        if folder is not None and not resume:
+            for path in folder.glob("*"):
                 if _NAMES.fullmatch(path.name):  # ours, and nothing else
-                    path.unlink()
+                    path.unlink(missing_ok=True)
 
     def get(self, name: str, of: str) -> State | None:
         if self._folder is None or not (path := self._path(name)).is_file():
             return None
         try:
             tensors, facts = read_tensors(path)
-        except InputError:
-            return None  # damaged: made again
+        except (InputError, OSError):
+            return None  # damaged, or just removed: made again
         return tensors if facts.get("of") == of else None
 
     def put(self, name: str, of: str, tensors: State) -> None:
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._path(name), tensors, {"of": of})
+        if self._folder is None:
+            return
+        for attempt in range(5):
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_tensors(self._path(name), tensors, {"of": of})
+                return
+            except (FileNotFoundError, FileExistsError):  # another process has just removed the folder
+                if attempt == 4:
+                    raise
 
     def drop(self, name: str) -> None:
         if self._folder is not None:
@@ -51,24 +63,57 @@ class Parts:
 
 
 def digest(*values: object) -> str:
-    return hashlib.blake2b("\n".join(map(fingerprint, values)).encode(), digest_size=16).hexdigest()
+    return _hash("\n".join(map(fingerprint, values)).encode())
 
 
-def fingerprint(value: object) -> str:
-    """A text that is the same for equal things in another process: tensors, models, attacks, functions."""
+def fingerprint(value: object, above: tuple[object, ...] = ()) -> str:
+    """A text that is the same for equal things in another process: tensors, models, attacks, functions.
+
+    Of what is none of these and cannot be called, it is the ``repr`` without addresses.
+    """
+    for depth, one in enumerate(above):
+        if one is value:  # a function that calls itself, say
+            return f"above {depth}"
     if isinstance(value, Tensor):
         content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        return f"{value.dtype}{tuple(value.shape)}{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+        return f"{value.dtype}{tuple(value.shape)}{_hash(content)}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{_hash(value.tobytes())}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    parts = [fingerprint(part, (*above, value)) for part in _inside(value)]
+    if isinstance(value, set | frozenset):
+        parts.sort()
     if isinstance(value, nn.Module):
-        state = "".join(f"{name}{fingerprint(entry)}" for name, entry in value.state_dict().items())
-        return f"{value!r}{hashlib.blake2b(state.encode(), digest_size=16).hexdigest()}"
-    if is_dataclass(value) and not isinstance(value, type):
-        inside = ", ".join(f"{f.name}={fingerprint(getattr(value, f.name))}" for f in fields(value))
-        return f"{type(value).__qualname__}({inside})"
-    if isinstance(value, FunctionType):
-        code = value.__code__
-        return f"{value.__module__}.{value.__qualname__} {code.co_code.hex()} {code.co_consts!r}"
-    if callable(value) and getattr(value, "__dict__", None):
-        inside = ", ".join(f"{name}={fingerprint(entry)}" for name, entry in vars(value).items())
-        return f"{type(value).__qualname__}({inside})"
-    return repr(value)
+        return f"{_ADDRESS.sub('', repr(value))}{_hash(''.join(parts).encode())}"
+    named = f"{value.__module__}.{value.__qualname__}" if isinstance(value, FunctionType) else type(value).__qualname__
+    return f"{named}({', '.join(parts)})" if parts else _ADDRESS.sub("", repr(value))
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _inside(value: object) -> Iterator[object]:
+    """What a thing consists of."""
+    if isinstance(value, nn.Module):
+        yield from value.state_dict().items()
+    elif isinstance(value, FunctionType):
+        yield from (value.__code__, value.__closure__, value.__defaults__, value.__kwdefaults__)
+    elif isinstance(value, CodeType):
+        yield from (value.co_code, value.co_names, value.co_consts)
+    elif isinstance(value, CellType):
+        with suppress(ValueError):  # it is empty
+            yield value.cell_contents
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+    elif is_dataclass(value):
+        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+    elif callable(value):
+        yield from () if (state := object.__getstate__(value)) is None else (state,)

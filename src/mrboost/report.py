@@ -117,7 +117,7 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -
     points = robustness_curve(model, x, y, radii, attack=CURVE_ATTACK, norm=run.config["norm"], progress=progress)
     margins = probability_margins(model, x, y, named(CURVE_ATTACK, run.config["eps"], run.config["norm"]))
     curve = {**wanted, "points": points, "margins": [round(value, 4) for value in margins]}
-    run.save_results({**run.results, "curve": curve})
+    run.save_results(lambda results: results | {"curve": curve})
     return curve
 
 

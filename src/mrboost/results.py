@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ from .adaptive import adaptive
 from .attacks import PGD, Attack
 from .data import Dataset, Split, hold_out
 from .devices import company, make_fabric
+from .doubts import Doubt, contradictions
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import measure, resolve_attacks
+from .measured import UnfinishedError
 from .outcomes import Evaluation
+from .parts import digest
 from .runs import Run, load
 from .seeds import derive
 from .weights import learn_weights
@@ -109,14 +115,16 @@ def evaluate_run(
     progress: bool = False,
     check: bool = True,
     fit: bool = False,
+    keep: Path | None = None,
     resume: bool = False,
     examples: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
     ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
-    ``dataset`` is the run's own, if it is loaded already; ``resume`` goes on with an evaluation that was interrupted.
-    Of several processes that torchrun started, each takes its share of the images, and the first writes.
+    ``dataset`` is the run's own, if it is loaded already; ``keep`` is a folder for what is finished, ``place_of`` this
+    request, and ``resume`` goes on with what it holds. Of several processes that torchrun started, each takes its share
+    of the images, and the first writes. If an attack comes to nothing, the outcomes of those before it are added first.
     """
     run = Run.open(run_dir)
     norm = run.config["norm"] if norm is None else norm
@@ -141,46 +149,68 @@ def evaluate_run(
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
     attacks |= adaptive(model, eps, norm) if fit and eps else {}
-    folder = unfinished(run) / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
-    measured = measure(
-        model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
-        progress=progress and rank == 0, check=check and rank == 0,
-        keep=folder if os.access(run.folder, os.W_OK) else None, resume=resume, examples=examples,
-    )  # fmt: skip
+    if keep is not None and os.access(run.folder, os.W_OK):
+        keep = keep / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
+    else:
+        keep = None
+    facts = {
+        "weights": which, "members": len(model), "of": run.fingerprint(which, len(model)),
+        "whole": len(test) == len(whole), "checked": check,
+    }  # fmt: skip
+    try:
+        measured = measure(
+            model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
+            progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
+        )  # fmt: skip
+    except UnfinishedError as error:
+        if world == 1 and error.measured.known and len(error.measured.labels) == len(test):
+            error.evaluation = _keep(run, facts, error.measured.evaluation())
+        raise
     with company(fabric, "start the same command again with --resume"):
         result = measured.of_all(fabric, len(test)).evaluation()
-    if rank > 0:
-        return result
+    return result if rank > 0 else _keep(run, facts, result)
+
+
+def place_of(run: Run, *request: object) -> Path:
+    """Where a command keeps what it has finished until it is done: each request has a folder of its own."""
+    return run.folder / "checkpoint" / "evaluation" / digest(*request)
+
+
+def clear(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):  # others are in it
+        place.parent.rmdir()
+
+
+def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
+    """Add the outcomes to the run's results; what they say against earlier ones is added to the doubts."""
+    new = {**facts, **result.to_dict()}
     try:
-        _keep(run, which, len(model), result, len(test) == len(whole))
+        run.save_results(lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)})
     except OSError as error:  # a run that one may only read can be evaluated all the same
         tqdm.write(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}", file=sys.stderr)
-    return result
+        return result
+    return replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"])) if facts["checked"] else result
 
 
-def unfinished(run: Run) -> Path:
-    """Where evaluations keep what they have, until the command that asked for them is done."""
-    return run.folder / "checkpoint" / "evaluation"
-
-
-def _keep(run: Run, which: str, members: int, result: Evaluation, whole: bool) -> None:
-    """Merge by what was measured: weights, members, ball and images; a repeated attack replaces the older figure.
-    ``whole`` is whether these were all test images.
+def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """Merge ``new`` by what was measured: weights, members, ball and images; a repeated attack replaces the older
+    figure, and what was doubted of the model stays until it is checked again.
 
     Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
     """
-    of = run.fingerprint(which, members)
-    new: dict[str, Any] = {"weights": which, "members": members, "of": of, "whole": whole, **result.to_dict()}
-    results = run.results
-    kept = []
-    for old in results.get("evaluations", []):
-        if all(old[key] == new[key] for key in ("weights", "members")) and old.get("of") != of:
+    others = []
+    for old in kept:
+        if all(old[key] == new[key] for key in ("weights", "members")) and old.get("of") != new["of"]:
             continue
         if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")):
             again = {outcome["attack"] for outcome in new["outcomes"]}
             new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])
-            if not again & {"square", "autoattack"}:  # what only these attacks can show stays until they run again
-                new["doubts"] = [*new["doubts"], *(d for d in old.get("doubts", []) if d["check"] == "black-box")]
+            if not new["checked"]:
+                new |= {"checked": old.get("checked", True), "doubts": old.get("doubts", [])}
         else:
-            kept.append(old)
-    run.save_results({**results, "evaluations": [*kept, new]})
+            others.append(old)
+    if new["checked"]:
+        of_model = [doubt for doubt in new["doubts"] if doubt["check"] != "black-box"]
+        new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"]))]
+    return [*others, new]

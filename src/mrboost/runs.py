@@ -10,8 +10,8 @@
     results.json           evaluations
     report.html
 
-Every file but metrics.jsonl is replaced in one step. A metrics line is written before its epoch's checkpoint, and
-lines beyond the checkpoint are dropped on resume.
+Every file but metrics.jsonl is replaced in one step, results.json by one process at a time (.results.lock). A metrics
+line is written before its epoch's checkpoint, and lines beyond the checkpoint are dropped on resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -119,6 +119,8 @@ class Run:
                 raise InputError(
                     f"another process is training in {str(self.folder)!r}: wait for it or end it"
                 ) from None
+            for left in (self.folder / "checkpoint").glob(".state.*.tmp"):  # by a training that was killed
+                left.unlink()
             yield
 
     # Training state
@@ -229,8 +231,13 @@ class Run:
         check_results(results, path)
         return results
 
-    def save_results(self, results: Mapping[str, Any]) -> None:
-        write_json(self.folder / "results.json", results)
+    def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+        """Replace the results by what ``change`` makes of them; where several processes do so, one after the other."""
+        import fcntl
+
+        with (self.folder / ".results.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            write_json(self.folder / "results.json", change(self.results))
 
 
 class Follower(Run):
@@ -252,7 +259,7 @@ class Follower(Run):
 
     def save_member(self, round_: int, best: State, last: State) -> None: ...
 
-    def save_results(self, results: Mapping[str, Any]) -> None: ...
+    def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None: ...
 
 
 def load(run_dir: str | Path, which: str = "best") -> Ensemble | Mixture:
@@ -286,8 +293,9 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def _is_new(folder: Path) -> bool:
     """Whether a folder is empty but for what a crash before its config.json leaves."""
-    return all(path.name in ("members", "checkpoint", ".config.json.tmp") for path in folder.iterdir()) and not any(
-        path.is_file() for part in ("members", "checkpoint") for path in (folder / part).glob("*")
+    parts = ("members", "checkpoint")
+    return all(path.name in parts or path.match(".config.json.*.tmp") for path in folder.iterdir()) and not any(
+        path.is_file() for part in parts for path in (folder / part).glob("*")
     )
 
 

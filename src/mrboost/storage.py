@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Put ``content`` at ``path`` in one step: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a crash leaves is written over
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # others may write the same file just now
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the renaming itself

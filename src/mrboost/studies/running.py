@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
 from mrboost.mixtures import attacks_on
-from mrboost.results import evaluate_run, unfinished
+from mrboost.results import clear, evaluate_run, place_of
 from mrboost.runs import Run
 
 from .planning import Training
@@ -60,6 +59,7 @@ def carry_out(
     loaded = {name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}}
     for training in waiting:
         resolve(training.recipe, loaded[training.data], **training.options)  # likewise options that a row cannot take
+    here = device_name(device)
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
     for number, training in enumerate(trainings, start=1):
         if training not in waiting:
@@ -70,19 +70,19 @@ def carry_out(
         if not training.is_trained():
             boost(training.recipe, dataset, out=training.folder, resume=True, **where, **training.options)
         run = Run.open(training.folder)
-        hardware = sorted({*run.results.get("hardware", []), device_name(device)})
-        run.save_results({**run.results, "hardware": hardware})
+        run.save_results(lambda results: results | {"hardware": sorted({*results.get("hardware", []), here})})
         _evaluate(training, run, dataset, where)
-        shutil.rmtree(unfinished(run), ignore_errors=True)
 
 
 def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, Any]) -> None:
     for which, members, n, attacks in training.pending():
+        place = place_of(run, which, members, n, attacks)
         evaluate_run(
             run.folder, partial(attacks_of, training, run, attacks), which=which, rounds=members,
-            n=None if n is None else min(n, len(dataset.test)), dataset=dataset, resume=True,
+            n=None if n is None else min(n, len(dataset.test)), dataset=dataset, keep=place, resume=True,
             check=training.request.scale.check and members == training.options["rounds"], **where,
         )  # fmt: skip
+        clear(place)
 
 
 def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:

@@ -1,0 +1,51 @@
+"""How far a long evaluation is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Self
+
+from tqdm import tqdm
+
+EVERY = 60.0
+"""Seconds between two lines in a log."""
+
+
+class Meter:
+    """A bar on a terminal; elsewhere, in a log say, a line for what is finished and at most one a minute in between.
+
+    Called with a number of evaluations, it counts them.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self._bar = tqdm(unit="evaluation", unit_scale=True, disable=None if shown else True)
+        self._lines = shown and self._bar.disable
+        self._began = self._said = time.monotonic()
+        self._count, self._total, self._doing = 0, 0, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def begin(self, total: int | None) -> None:
+        self._bar.total, self._total = total, total or 0
+
+    def doing(self, what: str) -> None:
+        self._doing = what
+        self._bar.set_description(what)
+
+    def __call__(self, evaluations: int) -> None:
+        self._bar.update(evaluations)
+        self._count += evaluations
+        if time.monotonic() - self._said >= EVERY:
+            self.say(self._doing)
+
+    def say(self, what: str) -> None:
+        """A line, where there is no bar."""
+        self._said = time.monotonic()
+        if self._lines:
+            share = f"{min(1.0, self._count / self._total):.0%} of all, " if self._total else ""
+            print(f"evaluate: {what} ({share}{self._said - self._began:.0f} s)", file=sys.stderr, flush=True)

@@ -1,0 +1,178 @@
+"""Files that several processes write, and parts of evaluations: what counts as the same evaluation."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrboost
+from mrboost import evaluation, parts, storage
+from mrboost.attacks import PGD
+from mrboost.parts import Parts, fingerprint
+from mrboost.runs import Run
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second writes all of its file while the first is about to flush its own."""
+    path, flush = tmp_path / "file", storage.os.fsync
+
+    def interleaved(number: int) -> None:
+        monkeypatch.setattr(storage.os, "fsync", flush)
+        storage.replace_file(path, b"second")
+        flush(number)
+
+    monkeypatch.setattr(storage.os, "fsync", interleaved)
+    storage.replace_file(path, b"first")
+    assert path.read_bytes() == b"first"
+    with pytest.raises(OSError, match="directory"):
+        storage.replace_file(tmp_path, b"a folder is in the way")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.*"))
+
+
+def test_results_are_changed_by_one_at_a_time(trained: Path, tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(trained, tmp_path / "run"))
+    other = threading.Thread(target=run.save_results, args=(lambda results: results | {"second": 2},))
+
+    def change(results: dict) -> dict:
+        other.start()
+        other.join(0.5)  # it has to wait for this one
+        return results | {"first": 1}
+
+    run.save_results(change)
+    other.join()
+    assert {"first", "second", *json.loads((trained / "results.json").read_text())} == set(run.results)
+
+
+def test_a_folder_that_another_process_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, removals = parts.write_tensors, 0
+
+    def removing(path: Path, *rest: object) -> None:
+        nonlocal removals
+        if removals < 2:
+            removals += 1
+            shutil.rmtree(path.parent.parent)
+        write(path, *rest)
+
+    monkeypatch.setattr(parts, "write_tensors", removing)
+    kept = Parts(tmp_path / "evaluation" / "parts")
+    kept.put("0-0", "this", {"a": torch.ones(2)})
+    assert removals == 2
+    assert kept.get("0-0", "this")["a"].tolist() == [1, 1]
+    assert kept.get("0-0", "that") is None
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FileExistsError):
+        Parts(tmp_path / "file").put("0-0", "this", {})
+
+
+THINGS = """
+import functools
+import torch
+
+class Slots:
+    __slots__ = ("by",)
+    def __init__(self, by): self.by = by
+    def __call__(self, x): return x + self.by
+
+class Bound(Slots):
+    def shift(self, x): return x
+
+def factory(k):
+    def loss(x, *, scale=k): return x * k
+    return loss
+
+def recursive(n):
+    def down(m): return m if m < n else down(m - 1)
+    return down
+
+def things(k):
+    return {
+        "closure": factory(k), "partial": functools.partial(max, k), "keyword": functools.partial(max, a=k),
+        "nested": eval(f"lambda x: (lambda y: y + {k})(x)"), "slots": Slots(k), "method": Bound(k).shift,
+        "default": eval(f"lambda x, k={k}: x"), "name": eval(f"lambda x: x.a{k}"), "recursive": recursive(k),
+        "words": eval(f"lambda x: x in {{'a', 'b', 'c', 'd', '{k}'}}"), "array": torch.full((3000,), k).numpy(),
+        "inside": [{"a": (Slots(k), {k, "a", "b"})}], "module": torch.nn.Sequential(torch.nn.AvgPool2d(k)),
+    }
+"""
+
+
+def test_fingerprints_are_of_the_contents() -> None:
+    """The same in another process, where addresses and hashes of words are others; another for other contents."""
+    space: dict = {"__name__": "__main__"}
+    exec(THINGS, space)
+    one, same, two = ({name: fingerprint(thing) for name, thing in space["things"](k).items()} for k in (1, 1, 2))
+    script = f"{THINGS}\nimport json\nfrom mrboost.parts import fingerprint\n" + (
+        "print(json.dumps({name: fingerprint(thing) for name, thing in things(1).items()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    there = json.loads(done.stdout)
+    for name, text in one.items():
+        assert text == same[name] == there[name], name
+        assert text != two[name], name
+        assert " at 0x" not in text, name
+
+
+class Scaled(nn.Module):
+    def __init__(self, network: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.network, self.factor = network, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x) * self.factor
+
+
+class Noisy(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x + 0.05 * torch.randn_like(x))
+
+
+class Wrapped:
+    __slots__ = ("network",)
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (lambda images: self.network(images))(x)
+
+
+def scaled_loss(factor: float):
+    def loss(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        return mrboost.losses.cross_entropy(logits * factor, target, reduction=reduction)
+
+    return loss
+
+
+def test_figures_are_not_those_of_another_model_or_attack(model, batch, tmp_path: Path) -> None:
+    """Logits and losses so large that the cross-entropy is flat: those attacks fail."""
+    x, y = batch
+    for pairs in (
+        [(Scaled(model, factor), PGD(0.15, steps=5)) for factor in (1.0, 1e4)],
+        [(model, PGD(0.15, steps=5, loss=scaled_loss(factor))) for factor in (1.0, 1e4)],
+    ):
+        kept = [
+            mrboost.evaluate(network, x, y, {"a": attack}, check=False, keep=tmp_path / "parts", resume=True)
+            for network, attack in pairs
+        ]
+        truth = mrboost.evaluate(pairs[1][0], x, y, {"a": pairs[1][1]}, check=False)
+        assert kept[1]["a"].correct == truth["a"].correct
+        assert kept[1]["a"].accuracy > kept[0]["a"].accuracy
+
+
+@pytest.mark.parametrize("make", [lambda m: Noisy(m, 1.0), Wrapped, lambda m: functools.partial(Wrapped(m))])
+def test_nothing_is_done_twice(make, model, batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, attack = batch[0][:16], batch[1][:16], {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
+    first = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path)
+    monkeypatch.setattr(evaluation._Chunk, "attack", lambda *_: pytest.fail("it was finished"))
+    attack = {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
+    again = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path, resume=True)
+    assert again["a"].correct == first["a"].correct
