@@ -107,6 +107,24 @@ def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys: pytest.Captu
     )
 
 
+def test_several_radii_are_a_curve(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["evaluate", str(run), "--attack", "fgsm", "--n", "30", "--eps", "0.2,1/20,0.1", "--no-check", "--quiet"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert lines[0].split() == ["eps", "clean", "fgsm"]
+    assert [line.split()[0] for line in lines[1:]] == ["0.05", "0.1", "0.2"]
+    found = json_of(capsys, *command)["evaluations"]
+    figures = [f"{100 * e['outcomes'][1]['accuracy']:.2f}" for e in found]
+    low, high = (100 * end for end in found[0]["outcomes"][1]["interval"])
+    assert lines[1].endswith(f"{figures[0]} ({low:.1f} – {high:.1f})")
+    assert all(figure in line for figure, line in zip(figures, lines[1:], strict=True))
+    kept = json.loads((run / "results.json").read_text())["evaluations"]
+    assert {0.05, 0.1, 0.2} <= {e["eps"] for e in kept}
+    assert not (run / "checkpoint" / "evaluation").exists()
+    assert "one of --weights and --eps" in error_of(capsys, *command, "--examples", tmp_path / "x.npz")
+    assert "'a' is not a number" in error_of(capsys, *command[:-4], "--eps", "0.1,a")
+
+
 def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(folder)]
@@ -283,7 +301,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--rounds", "2"], "rounds must be 1 to 1"),
         (["--n", "1000"], "n must be 1 to 355"),
         (["--eps", "-1"], "eps must be positive and finite, got -1.0"),
-        (["--batch-size", "-1"], "batch_size must be at least 1, got -1"),
+        (["--batch-size", "-1"], "batch_size must be at least 1, and whole, got -1"),
         (["--norm", "L2"], "give --eps for norm 'L2'"),
         (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),

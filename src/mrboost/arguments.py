@@ -132,7 +132,10 @@ def _evaluate_command(sub: Any) -> _Parser:
         help=f"{', '.join(EXAMPLES)}, any pgd-N (default: %(default)s)",
     )
     p.add_argument("--n", type=int, metavar="N", help="test images, drawn evenly from the classes (default: all)")
-    p.add_argument("--eps", type=_fraction, metavar="X", help="radius (default: that of the training)")
+    p.add_argument(
+        "--eps", type=_fractions, metavar="X[,X…]", default=[None],
+        help="radius (default: that of the training); several give a curve",
+    )  # fmt: skip
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: that of the training)")
     p.add_argument("--rounds", type=int, metavar="T", help="only the first T members (default: all)")
     p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
@@ -242,6 +245,10 @@ def _part(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
     return int(match[1]), int(match[2])
+
+
+def _fractions(text: str) -> list[float]:
+    return sorted({_fraction(part) for part in text.split(",")})
 
 
 def _fraction(text: str) -> float:

@@ -25,6 +25,7 @@ import torch
 from . import data, recipes
 from .arguments import parse
 from .boosting import boost
+from .comparison import curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
@@ -122,8 +123,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     kinds = options.weights.split(",")
     for which in kinds:
         check_kind(which)
-    if options.examples and len(kinds) * len(stages) > 1:
-        raise InputError("--examples holds those of one classifier: leave out --staged and give one kind of --weights")
+    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
+        raise InputError(
+            "--examples holds those of one classifier and ball: leave out --staged, give one of --weights and --eps"
+        )
     planned = run.config["rounds"]
     if 0 < members < planned and is_first_process():
         print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
@@ -136,7 +139,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         )
         print(f"mrboost: {how}", file=sys.stderr)
     stopped: UnfinishedError | None = None
-    for which, rounds in product(kinds, stages):
+    for which, rounds, eps in product(kinds, stages, options.eps):
         try:
             result = evaluate_run(
                 options.target,
@@ -144,7 +147,7 @@ def _evaluate(options: argparse.Namespace) -> None:
                 which=which,
                 rounds=rounds,
                 n=options.n,
-                eps=options.eps,
+                eps=eps,
                 norm=options.norm,
                 batch_size=options.batch_size,
                 device=options.device,
@@ -153,7 +156,7 @@ def _evaluate(options: argparse.Namespace) -> None:
                 progress=not options.quiet,
                 check=options.check,
                 fit=options.adaptive,
-                keep=place,
+                keep=place / (f"{eps:g}" if len(options.eps) > 1 else ""),
                 resume=options.resume,
                 examples=options.examples,
             )
@@ -165,6 +168,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         if not options.json and is_first_process():
             of = f" of the first {rounds} of {members} members" if members > 1 else ""
             print(f"{options.target}, {which} weights{of}: {result}")
+            if len(options.eps) > 1 and eps == options.eps[-1]:
+                print("\n" + curve_table(documents[-len(options.eps) :]))
         if stopped is not None:
             break
     leave()
@@ -196,7 +201,6 @@ def _reweight(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from .comparison import text_table
     from .report import write_report  # matplotlib takes a second that no other command needs
 
     out = options.out or Path(options.targets[0]) / "report.html"

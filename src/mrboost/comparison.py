@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -75,6 +75,19 @@ class SideBySide:
                 if mine and other:
                     cells[attack] = signed_difference(mine, other)
         return [[*facts, *(cells.get(attack, "–") for attack in self.attacks)] for facts, cells in lines.items()]
+
+
+def curve_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Evaluations of one classifier at growing radii: accuracy in per cent and 95 % interval, one line each."""
+    names = [outcome["attack"] for outcome in evaluations[0]["outcomes"]]
+    lines = [["eps", *names]]
+    for evaluation in evaluations:
+        cells = [
+            f"{100 * outcome['accuracy']:.2f} ({100 * outcome['interval'][0]:.1f} – {100 * outcome['interval'][1]:.1f})"
+            for outcome in evaluation["outcomes"]
+        ]
+        lines.append([format_eps(evaluation["eps"]), *cells])
+    return _aligned(lines)
 
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:
