@@ -112,6 +112,51 @@ def test_later_rounds_may_be_shorter_and_slower(tiny: Dataset, tmp_path) -> None
             boost("mrboost", tiny, device="cpu", **wrong)
 
 
+def test_a_trained_network_is_boosted(tiny: Dataset, tmp_path) -> None:
+    """Boosting on top of at-mce is what boosting does that trains its first round itself: that is the same training."""
+    boost("at-mce", tiny, epochs=3, out=tmp_path / "single", device="cpu")
+    said = {"rounds": 3, "epochs": 3, "device": "cpu"}
+    whole = boost("mrboost", tiny, out=tmp_path / "whole", **said)
+    boosted = boost("mrboost", tiny, first=tmp_path / "single", out=tmp_path / "boosted", **said)
+    assert same(boosted, whole)
+    rows, usual = (
+        [(r["round"], r["epoch"], r["loss"]) for r in mrboost.runs.Run.open(tmp_path / name).metrics()]
+        for name in ("boosted", "whole")
+    )
+    assert rows == usual
+    short = boost("mrboost", tiny, first=tmp_path / "single", out=tmp_path / "short", **{**said, "epochs": 1})
+    assert same(short[0], whole[0])
+    assert len((tmp_path / "short" / "metrics.jsonl").read_text().splitlines()) == 3 + 1 + 1
+    boost("mrboost", tiny, out=tmp_path / "short", resume=True, **{**said, "rounds": 4, "epochs": 1})
+
+
+def test_a_first_round_that_is_interrupted_is_copied_again(tiny: Dataset, tmp_path, monkeypatch) -> None:
+    boost("at-mce", tiny, epochs=2, out=tmp_path / "single", device="cpu")
+    said = {"rounds": 2, "epochs": 1, "device": "cpu", "out": tmp_path / "boosted"}
+    with monkeypatch.context() as patch:
+        patch.setattr(mrboost.runs.Run, "save_member", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            boost("mrboost", tiny, first=tmp_path / "single", **said)
+    boost("mrboost", tiny, resume=True, **said)
+    assert same(mrboost.load(tmp_path / "boosted")[0], mrboost.load(tmp_path / "single")[0])
+    assert len((tmp_path / "boosted" / "metrics.jsonl").read_text().splitlines()) == 2 + 1
+
+
+def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
+    boost("at", tiny, epochs=1, out=tmp_path / "single", device="cpu")
+    for wrong, message in (
+        ({"seed": 1}, "cannot be the first round: its seed is 0, here it is 1"),
+        ({"model": "cnn-digits-silu"}, "its model is 'cnn-digits', here it is 'cnn-digits-silu'"),
+        ({"rounds": 1}, "give rounds of 2 or more"),
+        ({"first": tmp_path / "none"}, "there is no run folder"),
+        ({"out": None}, "give out as well"),
+    ):
+        said = {"first": tmp_path / "single", "out": tmp_path / "boosted", "rounds": 2, "epochs": 1, **wrong}
+        with pytest.raises(InputError, match=message):
+            boost("mrboost", tiny, device="cpu", **said)
+        assert not (tmp_path / "boosted").exists()
+
+
 def test_where_a_learner_starts() -> None:
     one, two, fresh = (models.build("cnn-digits", (1, 8, 8), 3) for _ in range(3))
     two[1][1].running_mean.fill_(0.7)

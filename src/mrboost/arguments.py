@@ -83,6 +83,7 @@ def _train_command(sub: Any) -> _Parser:
     p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
     p.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)")
     p.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    p.add_argument("--first", type=Path, metavar="RUN", help="boost a trained network: that of RUN is the first round")
     _shared(p)
     return p
 

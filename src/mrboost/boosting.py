@@ -33,6 +33,7 @@ def boost(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    first: str | Path | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
     verify: bool = True,
@@ -46,6 +47,7 @@ def boost(
         data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``).
         out: a folder to keep the run in, crash-safe; without it nothing is written.
         resume: go on with the run in ``out`` if there is one.
+        first: a trained run on the same data, whose first network is the first round of this one.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
@@ -69,9 +71,16 @@ def boost(
         description = runs.describe(config, dataset)
         if data_dir is not None:
             description["data_dir"] = str(Path(data_dir).absolute())
+        if first is not None:
+            description["first"] = _described(runs.Run.open(first), description)
         run = _open(runs.Run.resume if resume else runs.Run.create, out, description, fabric)
+    elif first is not None:
+        raise InputError("first is copied into the run folder: give out as well")
     lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
     with run.locked() if run is not None else nullcontext(), company(fabric, lost):
+        if run is not None and "first" in run.config and run.rounds_done() == 0:
+            _adopt(run, run.config["first"])
+            fabric.barrier()
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
         if fabric.world_size > 1:
             leave()
@@ -92,6 +101,33 @@ def _open(
     if problem := fabric.broadcast(problem):
         raise InputError(problem)
     return run or runs.Follower.open(out)
+
+
+def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
+    """A run that is to be the first round: where it is and its weights; refused where it does not fit."""
+    if description["rounds"] < 2:
+        raise InputError("first is the first of several rounds: give rounds of 2 or more")
+    if source.rounds_done() < 1:
+        raise InputError(f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume")
+    mine, other = ({**config, "input": config["input"]["fingerprint"]} for config in (description, source.config))
+    for key in ("input", "model", "seed", "validation", "select_on"):  # the last three: the images that are held out
+        if mine[key] != other[key]:
+            differ = f"its {key} is {other[key]!r}, here it is {mine[key]!r}: give the same"
+            raise InputError(f"the run in {str(source.folder)!r} cannot be the first round: {differ}")
+    return {"run": str(source.folder.absolute()), "of": source.fingerprint("best", 1)}
+
+
+def _adopt(run: runs.Run, first: dict[str, str]) -> None:
+    """Another run's first round as the first of this one."""
+    source = runs.Run.open(first["run"])
+    if source.fingerprint("best", 1) != first["of"]:
+        raise InputError(f"the first round in {first['run']!r} has changed since this run was started: start a new one")
+    run.rewind_metrics(0, 0)
+    for row in source.metrics():
+        if row["round"] == 1:
+            run.log(row)
+    best, last = (source.load_member(1, which).state_dict() for which in ("best", "last"))
+    run.save_member(1, best, last)
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:

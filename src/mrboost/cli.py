@@ -80,7 +80,7 @@ def _train(options: argparse.Namespace) -> None:
     recipe, source = recipes.get(name), "digits" if source is None else source
     out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     boost(
-        recipe, source, out=out, resume=options.resume, device=options.device, data_dir=data_dir,
+        recipe, source, out=out, resume=options.resume, first=options.first, device=options.device, data_dir=data_dir,
         verify=options.verify, progress=not options.quiet, **cast(Options, said),
     )  # fmt: skip
     if not is_first_process():

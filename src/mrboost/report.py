@@ -237,11 +237,13 @@ def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | No
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     keys = (
         *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
-        *("validation", "select_on"),
+        *("validation", "select_on", "first"),
     )
     rows = []
     for key in keys:
-        values = [run.config[key]["summary"] if key == "recipe" else run.config.get(key) for run in runs]
+        inner = {"recipe": "summary", "first": "run"}.get(key)
+        values = [run.config.get(key) for run in runs]
+        values = [value[inner] if inner and value else value for value in values]
         if all(value is None for value in values):
             continue
         rows.append(f"<tr><td>{key}</td>{''.join(f'<td>{escape(str(value))}</td>' for value in values)}</tr>")

@@ -91,6 +91,7 @@ class Run:
         run = cls.open(folder)
         more_rounds = description["rounds"] > run.config["rounds"]
         ignored = {"format", "versions", "data_dir"} | ({"rounds"} if more_rounds else set())
+        ignored |= {"first"} - description.keys()  # it is copied already, or found where the run says
         changed = differences(
             {k: v for k, v in run.config.items() if k not in ignored},
             {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},

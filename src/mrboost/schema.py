@@ -66,6 +66,8 @@ def check_config(config: dict[str, Any], path: Path) -> None:
     _check(config, _CONFIG, f"{path} is not a run's configuration")
     if not isinstance(config.get("data_dir", ""), str):
         raise InputError(f"{path} is not a run's configuration: data_dir is {config['data_dir']!r}")
+    if "first" in config:
+        _check(config["first"], {"run": _text, "of": _text}, f"{path} is not a run's configuration: first")
 
 
 def check_results(results: dict[str, Any], path: Path) -> None:
