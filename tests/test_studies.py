@@ -155,6 +155,30 @@ def test_studies_share_their_trainings(smoke: Path) -> None:
     assert sum("-at-mce-1x1-" in name for name in names) == 1, "for mce-resnet18, mce-wrn, samplers, curves, adaptive"
 
 
+def test_first_rounds_are_trained_once(smoke: Path) -> None:
+    """Eight boosted rows and two losses: six first rounds, and those of at and at-mce, are not trained again."""
+    firsts: dict[bytes, set[str]] = {}
+    for folder in (smoke / "runs").glob("*-2x1-*"):
+        config = json.loads((folder / "config.json").read_text())
+        if config["recipe"]["sampler"]["part"] == "All":
+            assert "first" in config, "at and at-mce came before"
+            weights = (folder / "members" / "01.safetensors").read_bytes()
+            firsts.setdefault(weights, set()).add(config["recipe"]["sampler"]["loss"])
+    assert sorted(firsts.values(), key=str) == [{"cross_entropy"}, {"margin_cross_entropy"}]
+
+
+def test_a_first_round_of_other_options_is_not_taken(smoke: Path, tmp_path: Path) -> None:
+    shutil.copytree(smoke / "runs", tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "digits-cnn-digits-mrboost-2x1-seed0")
+    digits = mrboost.data.load("digits")
+    for options, twin in (({}, "at-mce"), ({"awp": 0.01}, "awp-mce"), ({"lr": 0.05}, None), ({"epochs": 2}, None)):
+        request = studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+        (training,) = running.choose(request.trainings(), ["mrboost"])
+        found = running.find_first_round(training, digits)
+        assert (found and found.name) == (twin and f"digits-cnn-digits-{twin}-1x1-seed0")
+    assert running.find_first_round(running.choose(request.trainings(), ["wider"])[0], digits) is None
+
+
 def test_contours_and_theory_state_closed_forms(smoke: Path) -> None:
     e = math.exp
     mce = -5 + math.log(e(5) + e(4) + 1) + 4 + math.log(e(-5) + e(-4) + 1)

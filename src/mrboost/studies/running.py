@@ -27,6 +27,7 @@ from mrboost.results import clear, evaluate_run, place_of
 from mrboost.runs import Run
 
 from .planning import Training
+from .twins import find_first_round
 
 
 def choose(
@@ -68,7 +69,8 @@ def carry_out(
             tqdm.write(f"{training.request.study.name}: {number} of {len(trainings)}, {training}", file=sys.stderr)
         dataset = loaded[training.data]
         if not training.is_trained():
-            boost(training.recipe, dataset, out=training.folder, resume=True, **where, **training.options)
+            twin = find_first_round(training, dataset)
+            boost(training.recipe, dataset, out=training.folder, resume=True, first=twin, **where, **training.options)
         run = Run.open(training.folder)
         run.save_results(lambda results: results | {"hardware": sorted({*results.get("hardware", []), here})})
         _evaluate(training, run, dataset, where)
