@@ -24,7 +24,7 @@ from mrboost.recipes import Recipe
 from mrboost.samplers import Learner
 from mrboost.schedules import OneCycle, Piecewise
 from mrboost.seeds import derive
-from mrboost.training import fit
+from mrboost.training import begin, fit
 
 STRONG = replace(recipes.STRONG, ema=0.9, clip=1.0, cutmix=CutMix())  # every part at once
 
@@ -299,3 +299,12 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp
         momentum = restored.optimizer.state[mine]["momentum_buffer"]
         assert momentum.stride() == mine.stride() == theirs.stride()
         assert torch.equal(momentum, saved.optimizer.state[theirs]["momentum_buffer"])
+
+
+def test_of_equal_epochs_the_later_is_best(tiny: Dataset) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    progress = begin(network, resolve(recipes.AT, tiny), make_fabric("cpu"))
+    for value, robust in ((1.0, 0.5), (2.0, 0.5), (3.0, 0.4)):
+        nn.init.constant_(network[1].weight, value)
+        progress.score(robust)
+    assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (2, 2.0)

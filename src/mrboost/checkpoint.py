@@ -53,9 +53,9 @@ class Progress:
         return self.learner if self.average is None else self.average.module
 
     def score(self, robust: float) -> None:
-        """Close an epoch with its robust accuracy on held-out images."""
+        """Close an epoch with its robust accuracy on held-out images; of equals, the later one has learned more."""
         self.epoch += 1
-        if robust > self.best_robust:
+        if robust >= self.best_robust:
             self.best_epoch, self.best_robust, self.best = self.epoch, robust, copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:

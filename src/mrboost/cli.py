@@ -107,7 +107,7 @@ def _summary(run: Run) -> dict[str, Any]:
     rounds = []
     for round_ in range(1, run.rounds_done() + 1):
         rows = [row for row in run.metrics() if row["round"] == round_]
-        best = max(rows, key=lambda row: (row["robust"], -row["epoch"]))
+        best = max(rows, key=lambda row: (row["robust"], row["epoch"]))
         rounds.append({"round": round_, "best": best, "last": rows[-1]})
     return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
 
