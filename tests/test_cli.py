@@ -18,6 +18,7 @@ import mrboost
 from mrboost import evaluation
 from mrboost.attacks import FGSM, PGD, Square
 from mrboost.cli import main
+from mrboost.comparison import SideBySide
 from mrboost.results import evaluate_run
 from mrboost.runs import Run
 from mrboost.storage import write_tensors
@@ -137,6 +138,7 @@ def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytes
     assert sum(learned) == pytest.approx(1)
     assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
     assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
+    assert not SideBySide.of([Run.open(folder)]).rows, "figures of equal weights are of another classifier"
     resumed = mrboost.boost("mrboost", rounds=2, epochs=1, out=folder, resume=True, device="cpu")
     assert resumed.weights.tolist() == pytest.approx(learned)
     json_of(capsys, "evaluate", folder, "--attack", "cw", "--n", "40", "--quiet")

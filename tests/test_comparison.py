@@ -50,6 +50,15 @@ def test_the_worst_case_is_compared_too() -> None:
     assert line[-1] == f"+20.00 ({binomtest(2, 2).pvalue:.2g})"
 
 
+def test_worst_cases_over_other_attacks_are_not_compared() -> None:
+    weak = run("weak", evaluation(clean="1111111111", fgsm="1111111110", gauss="1111111111"))
+    table = SideBySide.of([AT, weak])
+    (line,) = table.differences()
+    assert line[-1] == "–"
+    assert [table.is_best(i, "worst case") for i in (0, 2)] == [False, False]
+    assert table.is_best(2, "fgsm")
+
+
 def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison.Run, "open", {"at": AT, "mrboost": BOOSTED}.__getitem__)
     assert "Differences" not in comparison.text_table(["at"])

@@ -157,7 +157,7 @@ def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
     (tmp_path / "folder.npz").mkdir()
     for message, call in {
         r"shapes \(1, 8, 8\) and \(\)": lambda: mrboost.evaluate(model, x[0], y[0]),
-        "eps must be positive and finite, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        "eps must be a number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),

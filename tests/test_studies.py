@@ -77,7 +77,7 @@ def test_every_study_writes_its_pages(name: str, smoke: Path) -> None:
         assert done is not None
         assert int(done[1]) == int(done[2]) == len(study.rows)
         assert re.search(r"Cost: \d+ s of training", markdown)
-        assert "> **Not the paper's setting**" in markdown
+        assert "> **Its numbers mean nothing**" in markdown
         assert "> Trained on `digits` in the place of cifar10." in markdown
 
 

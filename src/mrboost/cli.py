@@ -195,6 +195,7 @@ def _reweight(options: argparse.Namespace) -> None:
         print(json.dumps({"run": options.target, "weights": weights}, indent=2))
     else:
         print(f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}")
+        print("earlier figures of all members are not of these weights: mrboost evaluate measures them")
 
 
 # report

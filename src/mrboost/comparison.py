@@ -36,12 +36,15 @@ class SideBySide:
         rows, attacks = [], []
         for label, run in zip(run_labels(runs), runs, strict=True):
             for evaluation in run.results.get("evaluations", []):
+                if not _is_of(run, evaluation):
+                    continue
                 found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
                 if len(found) > 2 and all("correct" in outcome for outcome in found.values()):
                     points = [outcome["correct"] for outcome in found.values()]
                     accuracy, interval = worst_case(points)
                     least = [min(values) for values in zip(*points, strict=True)]
-                    found[WORST] = {"accuracy": accuracy, "interval": interval, "correct": least}
+                    over = sorted(found)
+                    found[WORST] = {"accuracy": accuracy, "interval": interval, "correct": least, "over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
         return cls(sorted(attacks, key=lambda name: name == WORST), rows)
@@ -57,7 +60,7 @@ class SideBySide:
     def is_best(self, row: int, attack: str) -> bool:
         _, own, outcomes = self.rows[row]
         same = [found for _, other, found in self.rows if all(other[k] == own[k] for k in ("eps", "norm", "n"))]
-        rivals = [found[attack]["accuracy"] for found in same if attack in found]
+        rivals = [found[attack]["accuracy"] for found in same if _is_like(found.get(attack), outcomes[attack])]
         return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
 
     def differences(self) -> list[list[str]]:
@@ -71,21 +74,34 @@ class SideBySide:
                 continue
             cells = lines.setdefault((f"{second} − {first}", *self.facts(i)[2:]), {})
             for attack in self.attacks:
-                mine, other = (found.get(attack, {}).get("correct", []) for found in (ours, theirs))
-                if mine and other:
-                    cells[attack] = signed_difference(mine, other)
+                mine, other = (found.get(attack, {}) for found in (ours, theirs))
+                if mine.get("correct") and other.get("correct") and _is_like(mine, other):
+                    cells[attack] = signed_difference(mine["correct"], other["correct"])
         return [[*facts, *(cells.get(attack, "–") for attack in self.attacks)] for facts, cells in lines.items()]
+
+
+def _is_of(run: Run, evaluation: Mapping[str, Any]) -> bool:
+    """Whether an evaluation is of the run's classifier as it is now, its members' weights included."""
+    members = evaluation["members"]
+    if "of" not in evaluation or run.rounds_done() < members:
+        return True
+    return bool(evaluation["of"] == run.fingerprint(evaluation["weights"], members))
+
+
+def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Worst cases can be compared where they are over the same attacks."""
+    return one is not None and one.get("over") == other.get("over")
 
 
 def curve_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
     """Evaluations of one classifier at growing radii: accuracy in per cent and 95 % interval, one line each."""
-    names = [outcome["attack"] for outcome in evaluations[0]["outcomes"]]
-    lines = [["eps", *names]]
+    lines = [["eps", *(outcome["attack"] for outcome in evaluations[0]["outcomes"])]]
+    lines[0] += [WORST] if len(lines[0]) > 3 else []
     for evaluation in evaluations:
-        cells = [
-            f"{100 * outcome['accuracy']:.2f} ({100 * outcome['interval'][0]:.1f} – {100 * outcome['interval'][1]:.1f})"
-            for outcome in evaluation["outcomes"]
-        ]
+        figures = [(outcome["accuracy"], outcome["interval"]) for outcome in evaluation["outcomes"]]
+        if WORST in lines[0]:
+            figures.append(worst_case([outcome["correct"] for outcome in evaluation["outcomes"]]))
+        cells = [f"{100 * value:.2f} ({100 * low:.1f} – {100 * high:.1f})" for value, (low, high) in figures]
         lines.append([format_eps(evaluation["eps"]), *cells])
     return _aligned(lines)
 
@@ -101,6 +117,8 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
         ]
         lines.append(table.facts(i) + cells)
     parts = [_aligned(lines)]
+    if any("*" in cell for line in lines for cell in line):
+        parts.append("* the best of those on the same images in the same ball")
     if differences := table.differences():
         parts += [f"\n{DIFFERENCES}", _aligned([["", *table.head()[2:]], *differences])]
     return "\n".join(parts)

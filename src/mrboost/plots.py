@@ -75,17 +75,18 @@ def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], eps: float,
 
 
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
-    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of one round have no rows."""
-    figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %")
-    for color, (label, rows) in zip(_cycle(len(rounds)), rounds.items(), strict=True):
+    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of one round are left out."""
+    several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
+    size = (5.4, 3.4 + 0.08 * len(several))  # the legend lies below
+    figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size)
+    for color, (label, rows) in zip(_cycle(len(several)), several.items(), strict=True):
         members = [row["round"] for row in rows]
-        if not rows:
-            continue
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]
-            axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=f"{label}: {attack}")
+            axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=label if style == "-" else None)
+    axes.plot([], [], color="#555", ls="--", lw=1, label="dashed: clean; solid: PGD-20")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=6, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     return _svg(figure)
 
 

@@ -144,8 +144,9 @@ def _results_table(runs: Sequence[Run]) -> str:
         cells = "".join(_cell(found[k], table.is_best(i, k)) if k in found else "<td>–</td>" for k in table.attacks)
         lines.append(f"<tr>{facts}{cells}</tr>")
     return (
-        f"<h2>Accuracy on test images</h2><table><tr>{head}</tr>{''.join(lines)}</table>"
-        "<p class=note>In per cent, with half the width of the 95 % interval; the best of a column is bold. Under an "
+        f"<h2>Accuracy on test images</h2><div class=scroll><table><tr>{head}</tr>{''.join(lines)}</table></div>"
+        "<p class=note>In per cent, with half the width of the 95 % interval; the best on the same images in the same "
+        "ball is bold, of worst cases only over the same attacks. Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
         + _differences(table)
@@ -176,17 +177,19 @@ def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
     if dataset.num_classes > MOST_CLASSES:
         return ""
     lines = []
-    for label, evaluation, found in SideBySide.of(runs).rows:
+    table = SideBySide.of(runs)
+    for i, (_, _, found) in enumerate(table.rows):
         hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
             cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
-            name = f"{label} ({evaluation['weights']}), {outcome['attack']}"
+            name = f"{', '.join(table.facts(i))} images: {outcome['attack']}"
             lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
     if not lines:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in dataset.classes)
-    table = f"<table><tr><th>accuracy, %</th>{head}</tr>{''.join(lines)}</table>"
-    return f"<h2>Class by class</h2><div class=scroll>{table}</div>"
+    body = f"<table><tr><th>accuracy, %</th>{head}</tr>{''.join(lines)}</table>"
+    note = "Run, members, weights, ball and images; clean, and under the attack that fools it most."
+    return f"<h2>Class by class</h2><div class=scroll>{body}</div><p class=note>{note}</p>"
 
 
 def _cell(outcome: dict[str, Any], best: bool) -> str:

@@ -100,8 +100,8 @@ def ball(norm: str, eps: float) -> Threat:
         raise unknown_name("norm", str(norm), _NORMS)
     try:
         sound = 0 < eps < float("inf")
-    except TypeError:  # text, say
-        sound = False
+    except TypeError:
+        raise InputError(f"eps must be a number, got {eps!r}") from None
     if not sound:
         raise InputError(f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value is 8/255")
     if norm == "Linf" and eps > 1:

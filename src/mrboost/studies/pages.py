@@ -137,7 +137,9 @@ def _versions(runs: Sequence[Run]) -> str:
 
 def _caveats(request: Request, trainings: Sequence[Training]) -> list[str]:
     scale, found = request.scale, []
-    if scale.name != "full":
+    if scale.name == "smoke":
+        found.append("**Its numbers mean nothing**: this scale shows that the study runs.")
+    elif scale.name != "full":
         found.append("**Not the paper's setting**: compare the rows with one another, not with the paper's numbers.")
     for data, paper_data in sorted({(t.data, t.paper_data) for t in trainings}):
         if data != paper_data:
