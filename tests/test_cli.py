@@ -393,7 +393,7 @@ def test_folders_of_others_stay_untouched(run: Path, tmp_path: Path, capsys: pyt
     assert "exists and is not a run folder" in error_of(capsys, "train", "at", *quick, foreign)
     assert "exists and is not a run folder" in error_of(capsys, "train", "at", "--resume", *quick, foreign)
     assert "exists and is not a run folder" in error_of(capsys, "train", "at", *quick, foreign / "thesis.txt")
-    assert "holds a run already: add --resume" in error_of(capsys, "train", "at", *quick, run)
+    assert "holds a run already: go on with it (--resume" in error_of(capsys, "train", "at", *quick, run)
     assert "it has no config.json" in error_of(capsys, "evaluate", foreign)
     assert snapshot(tmp_path) == before
 

@@ -83,9 +83,8 @@ def reweight_run(
     run = Run.open(run_dir)
     model = load_model(run, which, device)
     if not isinstance(model, Ensemble) or len(model) < 2:
-        raise InputError(
-            f"{str(run.folder)!r} holds a {type(model).__name__} of {len(model)}: there is nothing to weigh"
-        )
+        kind = "a randomised classifier" if isinstance(model, Mixture) else "one network"
+        raise InputError(f"{str(run.folder)!r} holds {kind}: there is nothing to weigh")
     if run.config["select_on"] != "validation":
         raise InputError(f"the run in {str(run.folder)!r} held no images out, and test images must not be learned from")
     dataset = load_data(run, data_dir, verify=verify)

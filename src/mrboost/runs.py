@@ -69,7 +69,7 @@ class Run:
         folder = Path(folder)
         if (folder / "config.json").exists():
             raise InputError(
-                f"{str(folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
+                f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), or choose another folder"
             )
         if folder.exists() and not (folder.is_dir() and _is_new(folder)):
             raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
@@ -97,6 +97,7 @@ class Run:
             {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
         )
         if changed:
+            changed = [change for change in changed if change.startswith("recipe.name")] or changed
             raise InputError(
                 f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
                 "resume it with the same options, or choose another --out"

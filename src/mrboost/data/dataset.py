@@ -26,6 +26,9 @@ class Split:
     x: Tensor
     y: Tensor
 
+    def __repr__(self) -> str:
+        return f"Split({len(self.x):,} images of {'×'.join(map(str, self.x.shape[1:]))})"
+
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or self.x.dtype not in (torch.uint8, torch.float32):
             raise InputError(
@@ -65,6 +68,8 @@ class Defaults:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
+    """Training and test images with the classes' names, and what is usual for them."""
+
     name: str
     train: Split
     test: Split
