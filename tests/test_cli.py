@@ -108,6 +108,18 @@ def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys: pytest.Captu
     )
 
 
+def test_augmentation_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(["train", "at", "--padding", "1", "--flip", *quick]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["augment"] == {"part": "Augment", "padding": 1, "flip": True}
+    assert main(["train", "--resume", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]) == 0
+    assert "augment.flip: True -> False" in error_of(
+        capsys, "train", "at", "--padding", "1", "--no-flip", "--resume", *quick
+    )
+    assert "padding -1 is negative" in error_of(capsys, "train", "at", "--padding", "-1", "--out", tmp_path / "other")
+
+
 def test_several_radii_are_a_curve(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["evaluate", str(run), "--attack", "fgsm", "--n", "30", "--eps", "0.2,1/20,0.1", "--no-check", "--quiet"]
     assert main(command) == 0

@@ -109,6 +109,10 @@ def _training_options(p: Any) -> None:
     )
     p.add_argument("--smoothing", type=float, metavar="X", help="smooth the labels by this share, 0.1 say; 0: no")
     p.add_argument("--cutmix", type=float, metavar="P", help="mix this share of the images, 0.5 say; 0: no")
+    p.add_argument("--padding", type=int, metavar="N", help="pixels that crops may be off (default: the data's)")
+    p.add_argument(
+        "--flip", action=argparse.BooleanOptionalAction, help="mirror images at random (default: the data's)"
+    )
     p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
     p.add_argument(
         "--select-on", metavar="PART", help="choose the best epoch on validation (default) or, as the paper, on test"

@@ -54,8 +54,8 @@ def boost(
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
             first), ``eps``, ``norm``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``, ``awp``,
-            ``smoothing``, ``cutmix``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is left
-            out comes from data and recipe.
+            ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``seed``, ``validation``, ``select_on``, ``precision``,
+            ``fast``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data

@@ -124,6 +124,8 @@ class Options(TypedDict, total=False):
     awp: float | None
     smoothing: float | None
     cutmix: float | None
+    padding: int | None
+    flip: bool | None
 
 
 def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
@@ -150,7 +152,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
         "select_on": "validation",
         "precision": "auto",
         "fast": "auto",
-        "augment": Augment(defaults.padding, defaults.flip),
+        "augment": Augment(said.pop("padding", defaults.padding), said.pop("flip", defaults.flip)),
     } | said
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
     # The data's own step belongs to its own radius; another radius scales it.
@@ -251,6 +253,7 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
     recipe = config["recipe"]
     parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):
         parts[key] = (recipe.get(key) or {}).get(field, 0)
