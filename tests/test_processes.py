@@ -174,6 +174,18 @@ def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
     assert "best-1-1-2 is in the way" in done.stderr
 
 
+def test_a_trained_network_is_boosted_together(run: str, tmp_path: Path) -> None:
+    out = tmp_path / "boosted"
+    done = command(
+        "train", "mrboost", "--first", run, "--rounds", "2", "--epochs", "1", "--out", str(out), processes=2
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for kind in ("01.safetensors", "01.last.safetensors"):
+        ours, theirs = (load_file(Path(folder) / "members" / kind) for folder in (out, run))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert (out / "members" / "02.safetensors").exists()
+
+
 def test_mistakes_under_torchrun_get_one_line(run: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/config.json").write_text("{}")

@@ -78,8 +78,9 @@ def boost(
         raise InputError("first is copied into the run folder: give out as well")
     lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
     with run.locked() if run is not None else nullcontext(), company(fabric, lost):
-        if run is not None and "first" in run.config and run.rounds_done() == 0:
-            _adopt(run, run.config["first"])
+        if run is not None and "first" in run.config:
+            if run.leads and run.rounds_done() == 0:
+                _adopt(run, run.config["first"])
             fabric.barrier()
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
         if fabric.world_size > 1:

@@ -160,7 +160,9 @@ class PGD:
             x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
             check_logits(model, x, y)
             best = self._ascent(model, x, y, source)
-            wrong, loss = self._score(model, best, y) if self.restarts > 1 else (best, best)
+            if self.restarts == 1:
+                return best
+            wrong, loss = self._score(model, best, y)
             for _ in range(self.restarts - 1):
                 trial = self._ascent(model, x, y, source)
                 trial_wrong, trial_loss = self._score(model, trial, y)
