@@ -21,7 +21,8 @@ def evaluation(members: int = 1, n: int = 10, **attacks: str) -> dict[str, Any]:
 
 def run(name: str, *evaluations: dict[str, Any]) -> Any:
     config = {"recipe": {"name": name}}
-    return SimpleNamespace(config=config, results={"evaluations": list(evaluations)}, folder=Path(name))
+    results = {"evaluations": list(evaluations)}
+    return SimpleNamespace(config=config, results=results, folder=Path(name), is_of=lambda _: True)
 
 
 AT = run("at", evaluation(clean="1111111111", fgsm="1111000000", cw="1110000001"), evaluation(n=4, square="1110"))

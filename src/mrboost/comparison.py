@@ -36,7 +36,7 @@ class SideBySide:
         rows, attacks = [], []
         for label, run in zip(run_labels(runs), runs, strict=True):
             for evaluation in run.results.get("evaluations", []):
-                if not _is_of(run, evaluation):
+                if not run.is_of(evaluation):
                     continue
                 found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
                 if len(found) > 2 and all("correct" in outcome for outcome in found.values()):
@@ -78,14 +78,6 @@ class SideBySide:
                 if mine.get("correct") and other.get("correct") and _is_like(mine, other):
                     cells[attack] = signed_difference(mine["correct"], other["correct"])
         return [[*facts, *(cells.get(attack, "–") for attack in self.attacks)] for facts, cells in lines.items()]
-
-
-def _is_of(run: Run, evaluation: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is of the run's classifier as it is now, its members' weights included."""
-    members = evaluation["members"]
-    if "of" not in evaluation or run.rounds_done() < members:
-        return True
-    return bool(evaluation["of"] == run.fingerprint(evaluation["weights"], members))
 
 
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:

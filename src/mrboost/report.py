@@ -71,19 +71,20 @@ def write_report(
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
+    table = SideBySide.of(runs)
     rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     body = [
         _headline(labels, runs, dataset),
-        _results_table(runs),
+        _results_table(table, runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
         f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
         f"<p class=note>{len(test):,} test images, best weights, {CURVE_ATTACK}. Left: each radius attacks the images "
         "that survived the smaller ones. Right: the probability of the true class minus the largest other one on "
         "attacked images; the height at 0 is the share that the attack fools.</p>",
         f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
-        _class_table(runs, dataset),
+        _class_table(table, dataset),
         "<h2>Training</h2>",
         f"<div class=row>{embedded(figures['training'])}{embedded(figures['loss'])}</div>",
         "<h2>What the attack does</h2>",
@@ -132,8 +133,7 @@ def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> s
     )
 
 
-def _results_table(runs: Sequence[Run]) -> str:
-    table = SideBySide.of(runs)
+def _results_table(table: SideBySide, runs: Sequence[Run]) -> str:
     if not table.rows:
         commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in runs)
         return f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
@@ -172,12 +172,11 @@ def _doubts(table: SideBySide) -> str:
     return f"<h2>Reasons to doubt these figures</h2><ul>{''.join(found)}</ul>" if found else ""
 
 
-def _class_table(runs: Sequence[Run], dataset: Dataset) -> str:
+def _class_table(table: SideBySide, dataset: Dataset) -> str:
     """Clean and attacked accuracy of each class, under the strongest attack that was evaluated."""
     if dataset.num_classes > MOST_CLASSES:
         return ""
     lines = []
-    table = SideBySide.of(runs)
     for i, (_, _, found) in enumerate(table.rows):
         hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:

@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -183,10 +184,16 @@ class Run:
     def fingerprint(self, which: str = "best", members: int | None = None) -> str:
         """A short name for a classifier of the run: the files of its first ``members`` and their learned weights."""
         done = self.rounds_done()
-        digest = hashlib.blake2b(repr(self.load_weights(which, done)).encode(), digest_size=8)
-        for round_ in range(1, (done if members is None else members) + 1):
-            digest.update(self._member(round_, which).read_bytes())
-        return digest.hexdigest()
+        files = [self._member(round_, which) for round_ in range(1, (done if members is None else members) + 1)]
+        stamps = tuple(path.stat().st_mtime_ns for path in files)
+        return _digest(repr(self.load_weights(which, done)), tuple(files), stamps)
+
+    def is_of(self, evaluation: Mapping[str, Any]) -> bool:
+        """Whether an evaluation is of the classifier as it is now; of a run without its weights, each is."""
+        members = evaluation["members"]
+        if self.rounds_done() < members:
+            return True
+        return evaluation.get("of") == self.fingerprint(evaluation["weights"], members)
 
     def new_model(self) -> nn.Module:
         """A fresh model of the run's architecture."""
@@ -291,6 +298,14 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
         },
         "versions": {"mrboost": __version__, "torch": torch.__version__},
     }
+
+
+@cache
+def _digest(weights: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> str:  # noqa: ARG001 — files may change
+    digest = hashlib.blake2b(weights.encode(), digest_size=8)
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _is_new(folder: Path) -> bool:

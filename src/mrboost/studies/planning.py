@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +178,10 @@ def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dic
     if not run.results.get("evaluations"):
         return found
     wanted = {"weights": which, "members": members, "eps": run.config["eps"]}
-    if not _is_without_weights(run):
-        stamp = max(path.stat().st_mtime_ns for path in run.folder.glob("members/*"))
-        wanted["of"] = _fingerprint(run.folder, which, members, stamp)
     for evaluation in run.results["evaluations"]:
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
-        if enough and all(evaluation.get(key) == value for key, value in wanted.items()):
+        if enough and all(evaluation.get(key) == value for key, value in wanted.items()) and run.is_of(evaluation):
             found |= {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
     return found
 
@@ -193,8 +189,3 @@ def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dic
 def _is_without_weights(run: Run) -> bool:
     """Evaluated, and then only its numbers were kept."""
     return bool(run.results.get("evaluations")) and not any(run.folder.glob("members/*"))
-
-
-@cache
-def _fingerprint(folder: Path, which: str, members: int, stamp: int) -> str:  # noqa: ARG001 — files may change
-    return Run.open(folder).fingerprint(which, members)
