@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,9 @@ def tiny() -> Dataset:
     x = (0.25 * torch.rand(48, 1, 8, 8, generator=generator) + 0.25 * y.view(-1, 1, 1, 1)).clamp(0, 1)
     defaults = Defaults(eps=0.05, step_size=0.0125, model="cnn-digits", epochs=2, padding=1, flip=True)
     return Dataset("tiny", Split(x[:36], y[:36]), Split(x[36:], y[36:]), ("a", "b", "c"), defaults)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))

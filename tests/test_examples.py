@@ -44,3 +44,12 @@ def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: py
         [float(v) for v in line.split(":")[1].split(",")] for line in capsys.readouterr().out.splitlines()
     )
     assert averaged[1] > copied[1]
+
+
+def test_the_design_names_every_file() -> None:
+    table = (ROOT / "docs" / "design.md").read_text()
+    package = ROOT / "src" / "mrboost"
+    files = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
+    whole = {package / "attacks", package / "data", package / "models"}  # said as folders
+    missing = sorted(str(path) for path in files if path.parent not in whole and f"`{path.name}`" not in table)
+    assert not missing

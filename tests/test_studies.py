@@ -8,7 +8,6 @@ import re
 import shutil
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +15,7 @@ from scipy.stats import binomtest
 
 import mrboost
 from mrboost import studies
-from mrboost.attacks import PGD
 from mrboost.cli import main
-from mrboost.config import resolve
-from mrboost.data import Dataset, Split
-from mrboost.data.registry import SOURCES
-from mrboost.errors import InputError
 from mrboost.studies import running
 
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
@@ -104,25 +98,6 @@ def test_rows_are_compared_point_by_point(smoke: Path) -> None:
     chance = binomtest(split[0], sum(split)).pvalue if sum(split) else 1.0
     line = next(line for line in page.splitlines() if line.startswith("| AT + MCE − AT |"))
     assert line.endswith(f"| {100 * (split[0] - split[1]) / 40:+.2f} ({chance:.2g}) |")
-
-
-def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
-    def training(label: str, seed: int, **columns: str) -> SimpleNamespace:
-        points = {f"cifar10/{where.replace('_', '/')}/pgd-20": [float(c) for c in cs] for where, cs in columns.items()}
-        outcomes = {column: {"correct": correct} for column, correct in points.items()}
-        return SimpleNamespace(label=label, options={"seed": seed}, outcomes=lambda: outcomes)
-
-    done = [
-        training("MRBoost.NN + Ind + PerInit", 0, best_1="11000", best_5="11111"),
-        training("MRBoost.NN + Ind + PerInit", 1, best_5="11100"),
-        training("Wider model", 0, best_1="10000"),
-        training("Wider model", 1, best_1="11110"),
-        training("Deeper model", 1, best_1="1111"),  # other images: not to be compared
-    ]
-    (table,) = studies.pairs.paired(studies.report("boosting"), done)  # type: ignore[arg-type]
-    assert table.head == ["", "pgd-20"]
-    # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are higher: p is 2 / 2³.
-    assert table.rows == [["MRBoost.NN + Ind + PerInit − Wider model", "+30.00 (0.25)"]]
 
 
 def test_a_staged_study_has_every_round(smoke: Path) -> None:
@@ -335,41 +310,6 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["boostin"], "unknown study 'boostin': did you mean boosting?"),
-        ([], "mrboost study --list"),
-        (["boosting", "--scale", "long"], "unknown scale 'long'"),
-        (["boosting", "--only", "MRBoost.NN + Ind"], "did you mean MRBoost.NN + Ind + "),
-        (["boosting", "--also", "pgd"], "unknown attack 'pgd'"),
-        (["boosting", "--part", "5/4"], "'5/4' is not a part such as 2/4"),
-        (["boosting", "--data", "folder:nowhere"], "nowhere"),
-        (["boosting", "--data", "digits", "mnist"], "give one"),
-        (["boosting", "--scale", "smoke", "--model", "resnet19"], "unknown model 'resnet19'"),
-        (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
-        (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
-        (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
-    ],
-)
-def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:
-    assert main(["study", *arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert words in err
-    assert not (tmp_path / "out" / "runs").exists(), "found before any training"
-
-
-def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsys) -> None:
-    real = running.datasets.load
-    monkeypatch.setattr(running.datasets, "load", lambda *a, **k: real(*a, **k, download=False))
-    assert main(["study", "mce-wrn", "--scale", "full", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "put cifar-10-python.tar.gz into" in err
-    assert not (tmp_path / "o").exists()
-
-
 def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
     capsys.readouterr()
     for changed in (["--lr", "0.05"], ["--schedule", "one-cycle"], ["--ema", "0.9"]):
@@ -378,79 +318,3 @@ def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
         assert err.count("\n") == 1
         assert f"{changed[0][2:]}: " in err
         assert "choose another --out" in err
-
-
-def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path) -> None:
-    def request(**options) -> studies.Request:
-        return studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
-
-    def training(recipe: str, **options):
-        return next(t for t in request(**options).trainings() if t.recipe.name == recipe)
-
-    slow = training("mrboost", later_lr=0.01)
-    mrboost.boost(slow.recipe, "digits", out=slow.folder, device="cpu", **slow.options)
-    assert slow.run() is not None
-    for options in ({}, {"later_lr": 0.02}, {"later_lr": 0.01, "clip": 1.0}, {"later_lr": 0.01, "ema": 0.9}):
-        with pytest.raises(InputError, match="another configuration"):
-            training("mrboost", **options).run()
-    assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
-    assert training("wider", later_epochs=3).folder == training("wider").folder
-
-
-def test_list_names_every_study_and_scale(capsys) -> None:
-    assert main(["study", "--list"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == list(studies.STUDIES)
-    assert [line.split()[1] for line in out.split("\n\n")[1].splitlines()] == ["full", "short", "smoke"]
-
-
-# The paper's configuration
-
-
-def _like(name: str) -> Dataset:
-    """A few images with the name and the defaults of a real dataset."""
-    source = SOURCES[name]
-    y = torch.arange(2 * len(source.classes)) % len(source.classes)
-    split = Split(torch.rand(len(y), *source.shape), y)
-    return Dataset(name, split, split, source.classes, source.defaults)
-
-
-def test_full_is_the_papers_configuration(tmp_path) -> None:
-    seen = set()
-    for study in studies.STUDIES.values():
-        for training in studies.Request(study, studies.get_scale("full"), tmp_path).trainings():
-            config = resolve(training.recipe, _like(training.data), **{**training.options, "validation": 2})
-            epochs, select_on = (3, "validation") if study.name == "overhead" else (100, "test")
-            assert (config.epochs, config.batch_size, config.lr, config.select_on) == (epochs, 128, 0.1, select_on)
-            assert (config.recipe.momentum, config.recipe.weight_decay, config.recipe.steps) == (0.9, 5e-4, 10)
-            assert [config.recipe.schedule(epoch / 100) for epoch in (0, 49, 50, 74, 75, 99)] == pytest.approx(
-                [1, 1, 0.1, 0.1, 0.01, 0.01]
-            )
-            assert (config.eps, config.norm) == (8 / 255, "Linf")
-            assert config.step_size == pytest.approx(1 / 255 if training.data == "svhn" else 2 / 255)
-            boosted = study.name == "boosting" and training.label.startswith(("MRBoost", "RobBoost"))
-            assert config.rounds == (5 if boosted else 2 if training.label == "Pinot" else 1)
-            seen.add((study.name, config.data, config.model))
-    resnets = {("mce-resnet18", data, "resnet18") for data in ("svhn", "cifar10", "cifar100")}
-    assert seen == resnets | {("overhead", data, model) for _, data, model in resnets} | {
-        ("mce-wrn", "cifar10", "wrn-34-10"),
-        *(("boosting", "cifar10", model) for model in ("resnet18", "5xresnet18", "resnet152")),
-        *((name, "cifar10", "resnet18") for name in ("samplers", "curves", "adaptive")),
-        ("pinot", "cifar10", "cnn9"),
-    }
-
-
-def test_pgd_steps_as_far_as_in_training(tmp_path) -> None:
-    training, *_ = studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
-    run = SimpleNamespace(config={"eps": 8 / 255, "norm": "Linf", "step_size": 1 / 255})
-    model = mrboost.Ensemble([torch.nn.Flatten()])
-    found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
-    assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
-    assert found["pgd-mce-20"].step_size == 1 / 255
-    assert found["fgsm"].step_size != 1 / 255
-
-
-def test_one_round_of_margin_boosting_is_sampler_all(tiny: Dataset) -> None:
-    boosted = mrboost.boost("mrboost", tiny, rounds=1, epochs=2, device="cpu").state_dict()
-    single = mrboost.boost("at-mce", tiny, epochs=2, device="cpu").state_dict()
-    assert all(torch.equal(boosted[key], single[key]) for key in single)
