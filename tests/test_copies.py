@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost import fusing
+from mrboost import copies, fusing
 from mrboost.copies import Copy, quick, refresh
+from mrboost.ensemble import Ensemble
 from mrboost.fusing import fuse_norm_relu, fuse_relu
 from mrboost.models import build
 
@@ -52,6 +53,25 @@ def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
     for network in (Noisy(), Branching(), StraightThrough(), Counting()):
         assert quick(network, batch[0]) is network
     assert quick(torch.sin, batch[0]) is torch.sin
+
+
+def test_a_failing_copy_fails_in_silence(batch, capfd) -> None:
+    class Counted(nn.Module):
+        """Cuts its images to a size that the traced network gets wrong."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1).narrow(1, 10**6 if isinstance(x, torch.fx.Proxy) else 0, 10)
+
+    network = Counted()
+    assert quick(network, batch[0]) is network
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_copy_of_an_ensemble_lies_where_its_members_do() -> None:
+    """Also where they were put together afterwards, and the ensemble's weights have stayed on the host."""
+    ensemble = Ensemble([build("cnn9", (3, 32, 32), 10).to("meta") for _ in range(2)])
+    copy = copies._copy(ensemble, half=False, passes=())
+    assert {tensor.device.type for tensor in (*copy.parameters(), *copy.buffers())} == {"meta"}
 
 
 class _Round(torch.autograd.Function):

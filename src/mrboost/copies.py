@@ -9,12 +9,15 @@ brings a copy up to the present weights of a network that is being trained, in p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from copy import deepcopy
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from .devices import device_of
 from .ensemble import Ensemble, Mixture
 from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu
 from .threat import wide
@@ -37,10 +40,12 @@ def quick(model: Model, x: Tensor) -> Model:
         return model
     for passes in ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((),):
         try:
-            copy = _copy(model, half=x.is_cuda, passes=passes)
+            with redirect_stderr(StringIO()):  # where a traced network fails, torch prints its source
+                copy = _copy(model, half=x.is_cuda, passes=passes)
+                answer = _answer(copy, sample)
             logits, gradient = (
                 (mine - theirs).norm() / theirs.norm().clamp(min=1e-12)
-                for mine, theirs in zip(_answer(copy, sample), wanted, strict=True)
+                for mine, theirs in zip(answer, wanted, strict=True)
             )
             # Gradients too: tracing loses a backward pass of the model's own, such as a straight-through estimator.
             close = bool(logits < 2e-2 and gradient < 0.2) if x.is_cuda else bool(logits < 1e-4 and gradient < 1e-2)
@@ -74,7 +79,8 @@ def _copy(model: nn.Module, *, half: bool, passes: Sequence[Pass]) -> nn.Module:
     if not isinstance(model, Ensemble | Mixture):
         return Copy(model, half=half, passes=passes)
     members = [_copy(member, half=half, passes=passes) for member in model]
-    return type(model)(members, model.weights.tolist()).to(model.weights.device).eval()
+    # To the members' device: the weights of an ensemble that was put together of them may lie elsewhere.
+    return type(model)(members, model.weights.tolist()).to(device_of(model)).eval()
 
 
 class Copy(nn.Module):
