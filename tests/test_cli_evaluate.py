@@ -50,6 +50,17 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert plots == ["loss.svg", "margins.svg", "robustness.svg", "training.svg"]
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
+    both = [
+        str(folder),
+        str(folder),
+        "--out",
+        str(tmp_path / "both.html"),
+        "--plots",
+        str(tmp_path / "both"),
+        "--quiet",
+    ]
+    assert main(["report", *both, "--n", "50"]) == 0
+    assert (tmp_path / "both" / "minutes.svg").exists()
 
 
 def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

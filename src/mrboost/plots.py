@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The epochs of each run, as its metrics.jsonl has them."""
+
+_AXES = {"epoch": "epoch", "minutes": "minutes of training and validation"}
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
 
@@ -32,30 +38,51 @@ def _svg(figure: Any) -> str:
     return buffer.getvalue()
 
 
-def training_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
-    """Clean and robust accuracy on the held-out images over the epochs, one colour per run."""
-    figure, axes = _axes(f"Training: accuracy on {held_out} images", "epoch", "accuracy, %")
+def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> str:
+    """Clean and robust accuracy on the held-out images over the epochs, or over the minutes; one colour per run."""
+    size = (5.4, 3.5 + 0.16 * len(metrics))  # the legend lies below
+    figure, axes = _axes(f"Training: accuracy on {held_out} images", _AXES[over], "accuracy, %", size)
     for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
-        epochs = range(1, len(rows) + 1)  # over all rounds
-        axes.plot(epochs, [100 * r["clean"] for r in rows], color=color, ls="--", lw=1.2, label=f"{label}: clean")
-        axes.plot(epochs, [100 * r["robust"] for r in rows], color=color, lw=1.8, label=f"{label}: PGD-20")
-        axes.plot(epochs, [100 * r["train_robust"] for r in rows], color=color, ls=":", lw=1, alpha=0.8)
-        for boundary in [i + 0.5 for i in range(1, len(rows)) if rows[i]["round"] != rows[i - 1]["round"]]:
-            axes.axvline(boundary, color=color, lw=0.6, alpha=0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        along, marker = _along(rows, over), _marker(rows)
+        for key, name, style, width in (
+            ("clean", "clean", "--", 1.2), ("robust", "PGD-20", "-", 1.8), ("train_robust", None, ":", 1),
+        ):  # fmt: skip
+            values = [100 * row[key] for row in rows]
+            known = None if name is None else f"{label}: {name}"
+            axes.plot(along, values, color=color, ls=style, lw=width, marker=marker, ms=4, label=known)
+        for before, after in pairwise(range(len(rows))):
+            if rows[before]["round"] != rows[after]["round"]:
+                axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
     axes.plot([], [], color="#555", ls=":", lw=1, label="training images, attacked")
-    axes.legend(fontsize=7, frameon=False)
+    _below(axes, over == "epoch")
     return _svg(figure)
 
 
-def loss_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def loss_curves(metrics: Metrics) -> str:
     """The training loss over the epochs; losses of different recipes are not comparable in height."""
-    figure, axes = _axes("Training: loss on perturbed images", "epoch", "loss")
+    size = (5.4, 3.5 + 0.16 * len(metrics))  # as tall as its neighbour
+    figure, axes = _axes("Training: loss on perturbed images", _AXES["epoch"], "loss", size)
     for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
-        axes.plot(range(1, len(rows) + 1), [r["loss"] for r in rows], color=color, lw=1.6, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=7, frameon=False)
+        losses = [row["loss"] for row in rows]
+        axes.plot(_along(rows, "epoch"), losses, color=color, lw=1.6, marker=_marker(rows), ms=4, label=label)
+    _below(axes, True)
     return _svg(figure)
+
+
+def _along(rows: Sequence[Mapping[str, Any]], over: str) -> list[float]:
+    """Epochs counted over all rounds, or the minutes that they took."""
+    return list(accumulate(row["seconds"] / 60 if over == "minutes" else 1 for row in rows))
+
+
+def _marker(rows: Sequence[object]) -> str | None:
+    return "o" if len(rows) < 3 else None  # one point draws no line
+
+
+def _below(axes: Any, whole: bool) -> None:
+    """The legend below the axes, where it hides no line; ``whole``: ticks at whole numbers only."""
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
 def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], eps: float, norm: str) -> str:
@@ -85,8 +112,7 @@ def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: st
             values = [100 * row[attack]["accuracy"] for row in rows]
             axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=label if style == "-" else None)
     axes.plot([], [], color="#555", ls="--", lw=1, label="dashed: clean; solid: PGD-20")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=6, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+    _below(axes, True)
     return _svg(figure)
 
 

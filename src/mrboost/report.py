@@ -71,6 +71,8 @@ def write_report(
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
+    if len(runs) > 1:
+        figures["minutes"] = plots.training_curves(metrics, held_out, over="minutes")
     table = SideBySide.of(runs)
     rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
     if any(len(rows) > 1 for rows in rounds.values()):
@@ -87,6 +89,7 @@ def write_report(
         _class_table(table, dataset),
         "<h2>Training</h2>",
         f"<div class=row>{embedded(figures['training'])}{embedded(figures['loss'])}</div>",
+        _by_the_clock(figures["minutes"]) if "minutes" in figures else "",
         "<h2>What the attack does</h2>",
         *galleries,
         _configuration(labels, runs),
@@ -120,6 +123,13 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -
     curve = {**wanted, "points": points, "margins": [round(value, 4) for value in margins]}
     run.save_results(lambda results: results | {"curve": curve})
     return curve
+
+
+def _by_the_clock(figure: str) -> str:
+    return (
+        f"<div class=row>{embedded(figure)}</div><p class=note>An epoch of a later round attacks more members and so "
+        "takes longer. The minutes are those of the machine that trained, whatever else it did meanwhile.</p>"
+    )
 
 
 def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> str:
