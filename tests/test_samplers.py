@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from mrboost.attacks import PGD
 from mrboost.errors import InputError
 from mrboost.exponential import Exp
 from mrboost.losses import cross_entropy, margin_cross_entropies, margin_cross_entropy
-from mrboost.samplers import All, Learner, Max, Past, Rnd, Sampler, Turn, false_labels
+from mrboost.samplers import All, Drawn, Learner, Max, Past, Rnd, Sampler, Turn, false_labels
 
 ATTACK = PGD(0.1, steps=10)
-SAMPLERS: list[Sampler] = [Learner(), Past(), All(), All(aggressive=False), Rnd(), Max(), Exp(steps=4)]
+SAMPLERS: list[Sampler] = [Learner(), Past(), All(), All(aggressive=False), Drawn(), Rnd(), Max(), Exp(steps=4)]
 
 
 def draw(sampler: Sampler, learner: nn.Module, past: Sequence[nn.Module], x: Tensor, y: Tensor, seed: int = 0):
@@ -71,6 +72,29 @@ def test_all_raises_the_ensembles_mce_more_than_other_moves(model, undefended, d
         assert ours > summed_mce(together, draw(Learner(), undefended, [model[0]], x, y).x, y)
         assert ours > summed_mce(together, draw(All(loss=cross_entropy), undefended, [model[0]], x, y).x, y)
         assert ours > summed_mce(together, draw(Past(), undefended, [model[0]], x, y).x, y)
+
+
+def test_drawn_lets_each_image_meet_one_past_member_for_all(networks, batch) -> None:
+    class Standing(nn.Module):
+        """The learner, and one past member in the place of two."""
+
+        def __init__(self, learner: nn.Module, member: nn.Module) -> None:
+            super().__init__()
+            self.learner, self.member = learner, member
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.learner(x) + 2 * self.member(x)) / 3
+
+    learner, *past = (deepcopy(network).double() for network in networks)
+    x, y = batch[0].double()[:7], batch[1][:7]
+    assert torch.equal(draw(Drawn(), learner, past[:1], x, y).x, draw(All(), learner, past[:1], x, y).x)
+    assert torch.equal(draw(Drawn(), learner, [], x, y).x, draw(All(), learner, [], x, y).x)
+    first, second = (draw(Learner(margin_cross_entropy), Standing(learner, one), [], x, y).x for one in past)
+    wanted = torch.cat([first[:4], second[4:]])
+    assert not torch.equal(wanted, first)
+    assert draw(Drawn(), learner, past, x, y).x.numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
+    # Fewer images than members: the later ones are met by none.
+    assert draw(Drawn(), learner, past * 3, x[:2], y[:2]).x.shape == x[:2].shape
 
 
 def test_without_aggression_the_learner_does_not_matter(networks, batch) -> None:

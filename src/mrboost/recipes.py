@@ -19,7 +19,7 @@ from .exponential import Exp
 from .initial import Init, PerInit, RndInit
 from .losses import Smoothed, cross_entropy, margin_cross_entropy, margin_kl_divergence
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
-from .samplers import All, Diverge, Geometry, Learner, Max, Past, Rnd, Sampler
+from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
 from .schedules import OneCycle, Piecewise, Schedule
 
 
@@ -263,6 +263,15 @@ _VARIANTS = (
         formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
         scope=Whole(),
         init=RndInit(),
+    ),
+    replace(
+        MRBOOST,
+        name="mrboost-drawn",
+        summary="mrboost where each image meets the learner and one earlier member: a round costs as the second",
+        formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  "
+        "δ_i = argmax_δ MCE-A((g_t + (t − 1) g_j)(x_i + δ) / t, y_i),  j < t drawn for each i",
+        reference="composed here: an estimate of mrboost's ensemble",
+        sampler=Drawn(),
     ),
     replace(
         ROBBOOST,

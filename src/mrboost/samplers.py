@@ -10,6 +10,7 @@ Diverge   TRADES: the perturbed logits are driven away from the clean ones, what
 Geometry  GAIR: plain adversarial training, examples weighted by how long they withstand the attack
 Past      the past members alone are attacked (Pinot et al. 2020); the first learner attacks itself
 All       one δ that maximises Σ_{y'} MCE(g(x + δ), y, y')
+Drawn     as All, each image against the learner and one of the past members, which stands for all of them
 Rnd       a random y', then its δ
 Max       the worst pair (y', δ)
 Exp       a draw from P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), see ``exponential.py``
@@ -35,6 +36,9 @@ from .data import Mixed
 from .ensemble import mean_logits
 from .losses import Divergence, Loss, cross_entropy, kl_divergence, margin_cross_entropy, most_likely_other
 from .seeds import Randomness
+
+Answer = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
+"""What several networks say of a batch together."""
 
 
 def over_labels(of: Callable[[Tensor], Tensor], y: Tensor, mixed: Mixed | None) -> Tensor:
@@ -89,14 +93,14 @@ class Turn:
     def victims(self, aggressive: bool) -> list[nn.Module]:
         return [*self.past, self.learner] if aggressive else list(self.past)
 
-    def ascend(self, who: Sequence[nn.Module], loss: Loss) -> Tensor:
-        """Raise the loss of the victims' mean logits; with nobody to attack, draw uniformly from the ball."""
+    def ascend(self, who: Sequence[nn.Module], loss: Loss, answer: Answer = mean_logits) -> Tensor:
+        """Raise the loss of what the victims answer together; with nobody to attack, draw uniformly from the ball."""
         if not who:
             threat = self.attack.threat
             return threat.project(self.x + threat.uniform(self.x, self.starts or self.generator), self.x)
         with attacked(*who):
             return self.attack.ascend(
-                lambda images: self._raised(loss, mean_logits(who, images)), self.x, self.starts or self.generator
+                lambda images: self._raised(loss, answer(who, images)), self.x, self.starts or self.generator
             )
 
     def _raised(self, loss: Loss, logits: Tensor) -> Tensor:
@@ -198,6 +202,27 @@ class All:
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.victims(self.aggressive), self.loss))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """``All`` at the cost of two members, however many there are: of the past, each image meets one member.
+
+    It counts as often as there are past members, and which one an image meets changes with the shuffled batches. With
+    one past member that is ``All`` itself.
+    """
+
+    joint: ClassVar[bool] = True
+    loss: Loss = margin_cross_entropy
+
+    def __call__(self, turn: Turn) -> Sample:
+        return turn.sample(turn.ascend(turn.victims(True), self.loss, _with_one))
+
+
+def _with_one(who: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    *past, learner = who
+    parts = [member(part) for member, part in zip(past, x.tensor_split(max(1, len(past))), strict=False) if len(part)]
+    return (learner(x) + len(past) * torch.cat(parts)) / len(who) if parts else learner(x)
 
 
 @dataclass(frozen=True)
