@@ -182,3 +182,26 @@ def test_there_is_no_worst_case_over_different_balls(model, batch) -> None:
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
     assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
+
+
+class InPlace(nn.Module):
+    """Normalises its input where it lies."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        return self.net(x + 0.5)
+
+
+def test_a_model_that_works_in_place_is_attacked_like_another(model, batch, search) -> None:
+    """Neither the searches' images nor those of the caller are the model's to change."""
+    x, y = batch[0][:12].clone(), batch[1][:12]
+    attacks = {"search": search, "pgd": PGD(search.eps, search.norm, steps=2, restarts=2)}
+    wanted, found = (mrboost.evaluate(net, x, y, attacks) for net in (model, InPlace(model)))
+    assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
+    assert not found.doubts
+    assert search.threat.distance(search(InPlace(model), x, y), x).max() <= search.eps * (1 + 1e-5)
+    assert torch.equal(x, batch[0][:12])

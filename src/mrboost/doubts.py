@@ -151,7 +151,7 @@ class _Look:
 def _look(model: Classifier, x: Tensor, y: Tensor) -> _Look:
     leaf = x.clone().requires_grad_(True)
     with torch.enable_grad():
-        logits, again = model(leaf), model(leaf)
+        logits, again = model(leaf.clone()), model(leaf.clone())  # a model may work in place
         slopes = [_slope(loss(logits, y, reduction="none"), leaf) for loss in (margin, cross_entropy)]
     return _Look(x, y, logits.detach(), again.detach(), *slopes)
 

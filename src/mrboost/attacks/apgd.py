@@ -129,7 +129,7 @@ class APGD(Aimed):
         for _ in range(self.eot):
             adv = state["adv"].detach().requires_grad_(True)
             with torch.enable_grad():
-                logits = model(adv)
+                logits = model(adv.clone())
                 losses = self._losses(logits, state)
                 gradient = gradient + input_gradient(losses.sum(), adv)
         return logits.detach(), losses.detach(), gradient / self.eot

@@ -74,7 +74,7 @@ class FAB(Aimed):
         new = (adv + self.overshoot * here) * (1 - alpha) + (x + self.overshoot * clean) * alpha
         new = new.clamp(0, 1)
         with torch.no_grad():
-            wrong = model(new).argmax(dim=1) != y
+            wrong = model(new.clone()).argmax(dim=1) != y
         success = wrong & (self.threat.distance(new, x) <= self.eps)
         return state | {
             "t": state["t"] + 1, "hit": state["hit"] | success,
@@ -86,7 +86,7 @@ class FAB(Aimed):
         """A false label's logit minus the true one's, and its gradient in the images."""
         adv = state["adv"].detach().requires_grad_(True)
         with torch.enable_grad():
-            logits = model(adv)
+            logits = model(adv.clone())
             gaps = logits - logits.gather(1, state["y"][:, None])
             if self.targets:
                 gap = gaps.gather(1, state["target"][:, None]).squeeze(1)

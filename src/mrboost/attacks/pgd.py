@@ -172,12 +172,12 @@ class PGD:
         return best
 
     def _ascent(self, model: Classifier, x: Tensor, y: Tensor, source: Randomness) -> Tensor:
-        return self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
+        return self.ascend(lambda images: self.loss(model(images.clone()), y, reduction="none"), x, source)
 
     def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each example is misclassified, or with which probability, and its loss."""
         with torch.no_grad():
-            logits = model(x)
+            logits = model(x.clone())
             wrong = 1 - model.expected_correct(x, y) if isinstance(model, Mixture) else (logits.argmax(dim=1) != y)
             return wrong.float(), self.loss(logits, y, reduction="none").float()
 
