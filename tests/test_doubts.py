@@ -167,6 +167,14 @@ def test_train_mode(layer: nn.Module, undefended, images) -> None:
     assert probe(network.eval(), *images) == []
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_train_mode_of_a_scripted_network(images) -> None:
+    network = torch.jit.script(nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 10)))
+    assert "train mode (1: Dropout)" in probe(network, *images, eps=0.1)[0].message
+    assert network.training
+    assert "train-mode" not in checks(probe(network.eval(), *images, eps=0.1))
+
+
 def test_layers_that_do_not_mind_the_mode_raise_no_doubt(undefended, images) -> None:
     network = nn.Sequential(nn.Identity(), undefended)
     assert network.training

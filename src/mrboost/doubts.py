@@ -173,7 +173,8 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
 def _train_mode(model: Classifier) -> str | None:
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    kinds = [type(module).__name__ for module in modules if module.training and _minds_mode(module)]
+    minding = [module for module in modules if module.training and _minds_mode(module)]
+    kinds = [str(getattr(module, "original_name", type(module).__name__)) for module in minding]
     if not kinds:
         return None
     return (
@@ -184,6 +185,8 @@ def _train_mode(model: Classifier) -> str | None:
 
 def _minds_mode(module: nn.Module) -> bool:
     """Whether the forward pass asks for the mode: containers are often left in train mode, which means nothing."""
+    if isinstance(module, torch.jit.ScriptModule):  # its forward has no code to look at
+        return "training" in getattr(module, "code", "")
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return (code is not None and "training" in code.co_names) or bool(getattr(module, "track_running_stats", False))
 
