@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,13 @@ def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
     (tmp_path / "folder.npz").mkdir()
     for message, call in {
         r"shapes \(1, 8, 8\) and \(\)": lambda: mrboost.evaluate(model, x[0], y[0]),
-        "eps must be a number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        "eps must be a plain number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        r"plain number, got Fraction\(1, 10\): .*float\(eps\)": lambda: PGD(Fraction(1, 10)),  # type: ignore[arg-type]
+        "a number, got '8/255': write 8 / 255": lambda: mrboost.evaluate(model, x, y, eps="8/255"),  # type: ignore[arg-type]
+        "a number, got None": lambda: mrboost.evaluate(model, x, y, eps=None),  # type: ignore[arg-type]
+        "a number, got True": lambda: mrboost.evaluate(model, x, y, eps=True),
+        "a number, got tensor": lambda: mrboost.evaluate(model, x, y, eps=torch.ones(2)),  # type: ignore[arg-type]
+        r"callable attack\(model, x, y\), got <class": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
@@ -168,6 +175,17 @@ def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
         with pytest.raises(InputError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [Fraction, np.float32, np.float64, np.array, torch.tensor], ids=repr)
+def test_any_number_is_a_radius(number, model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    wanted = mrboost.evaluate(model, x, y, "pgd-2", eps=0.125, check=False)
+    found = mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.125), check=False)
+    assert found["pgd-2"].correct == wanted["pgd-2"].correct
+    assert f'"eps": {wanted.eps}' in found.to_json()
+    assert robustness_curve(model, x, y, [number(0.125)]) == robustness_curve(model, x, y, [0.125])
+    assert mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.0), check=False).eps == 0
 
 
 def test_a_curve_takes_what_evaluate_takes(model, batch) -> None:

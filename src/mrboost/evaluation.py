@@ -36,6 +36,7 @@ from .outcomes import Evaluation
 from .parts import Parts, digest
 from .seeds import global_stream
 from .storage import State, replace_file, write_tensors
+from .threat import radius
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
@@ -76,6 +77,7 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
+    eps = radius(eps)
     return measure(
         model, x, y, resolve_attacks(attack, eps, norm), eps=eps, norm=norm, batch_size=batch_size, progress=progress,
         check=check, keep=keep, resume=resume, examples=examples,
@@ -173,7 +175,7 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
     for label, one in found.items():
         if label in ("clean", "y"):
             raise InputError(f"an attack cannot be called {label!r}: that is the name of something else in the result")
-        if not callable(one):
+        if not callable(one) or isinstance(one, type):
             raise InputError(f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}")
     return found
 
