@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,12 @@ def test_nothing_of_the_caller_is_disturbed(model, batch) -> None:
 def test_images_in_other_forms(model, batch, tmp_path) -> None:
     x, y = batch
     wanted = mrboost.evaluate(model, x, y, "pgd-2", check=False)["pgd-2"].correct
-    for given in ((TensorDataset(x, y), None), (x, y.int()), (x.clone().requires_grad_(True), y)):
+    for given in (
+        (TensorDataset(x, y), None),
+        (x, y.int()),
+        (x, nn.functional.one_hot(y).bool()),
+        (x.clone().requires_grad_(True), y),
+    ):
         assert mrboost.evaluate(model, *given, "pgd-2", check=False)["pgd-2"].correct == wanted
     for suffix in ("npz", "safetensors"):
         path = tmp_path / f"kept.{suffix}"
@@ -170,6 +176,14 @@ def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
+        "it gave list of 3: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
+        "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
+        "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
+        r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(model, [(x, y), (x[:, :, :4], y)]),
+        "labels cannot be read as an array of numbers": lambda: mrboost.evaluate(model, x, ["cat"] * 64),  # type: ignore[arg-type]
+        "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y),  # type: ignore[arg-type]
+        "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(lambda z: SimpleNamespace(logits=model(z)), x, y),
+        "floating point, the model returned torch.int64": lambda: mrboost.evaluate(lambda z: model(z).long(), x, y),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
     }.items():
         with pytest.raises(InputError, match=message) as error:
