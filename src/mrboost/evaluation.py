@@ -154,7 +154,11 @@ def measure(
                     stand = torch.cat([part["correct"] for part in found[label]]).double().mean()
                     meter.say(f"{label} is done, {stand:.2%} stand")
     if examples is not None:
-        _write_examples(Path(examples), found, torch.cat(labels))
+        try:
+            _write_examples(Path(examples), found, torch.cat(labels))
+        except OSError as error:
+            problem = f"cannot write examples to {str(examples)!r}: {error.strerror}"
+            raise UnfinishedError(problem, measured(found)) from None
     return measured(found)
 
 

@@ -132,6 +132,8 @@ def evaluate_run(
     eps = run.config["eps"] if eps is None else eps
     if not callable(attack):
         resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
+    with suppress(OSError):  # it may not be ours to read
+        _ = run.results  # so is a damaged file, that nothing could be added to
     fabric = make_fabric(device, "32-true", together=True)
     rank, world = fabric.global_rank, fabric.world_size
     if world > 1 and examples is not None:
