@@ -164,7 +164,7 @@ def evaluate_run(
             progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
         )  # fmt: skip
     except UnfinishedError as error:
-        if world == 1 and error.measured.known and len(error.measured.labels) == len(test):
+        if world == 1 and error.measured.known:
             error.evaluation = _keep(run, facts, error.measured.evaluation())
         raise
     with company(fabric, "start the same command again with --resume"):
