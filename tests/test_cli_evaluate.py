@@ -153,9 +153,14 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),
         (["--device", "cuda:7"], "device 'cuda:7'"),
+        (["--staged", "--rounds", "1"], "give one of them"),
     ):
         assert message in error_of(capsys, "evaluate", run, *arguments)
     assert snapshot(run) == before
+    found = json_of(capsys, "evaluate", run, "--attack", "fgsm, pgd-2", "--weights", "best,best", "--n", "10")
+    assert [[o["attack"] for o in e["outcomes"]] for e in found["evaluations"]] == [["clean", "fgsm", "pgd-2"]]
+    (run / "members" / "01.safetensors").unlink()
+    assert "no finished member 1" in error_of(capsys, "evaluate", run, "--staged")
 
 
 def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
