@@ -249,3 +249,24 @@ def test_an_evaluation_that_cannot_be_kept_is_still_shown(run: Path, capsys, mon
 def test_runs_on_tensors_say_how_to_evaluate_them(tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
     assert "mrboost.evaluate(mrboost.load(run), x, y)" in error_of(capsys, "evaluate", tmp_path / "run")
+
+
+def test_a_report_of_a_run_that_one_may_only_read(run: Path, capsys, monkeypatch, tmp_path: Path) -> None:
+    """The curve by any attack; it is kept where that can be done."""
+    command = ["report", str(run), "--n", "20", "--quiet", "--out", str(tmp_path / "page.html"), "--attack"]
+    assert "unknown attack 'adgp-ce': did you mean apgd-ce" in error_of(capsys, *command, "adgp-ce")
+    assert main([*command, "apgd-ce"]) == 0
+    assert "best weights, apgd-ce." in (tmp_path / "page.html").read_text()
+    curve = json.loads((run / "results.json").read_text())["curve"]
+    split = mrboost.results.draw(mrboost.data.load("digits").test, 20)
+    radii = [scale * 0.1 for scale in mrboost.report.CURVE_RADII]
+    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="apgd-ce")
+    assert [point[1] for point in curve["points"]] == [point.accuracy for point in wanted]
+    assert curve["attack"] == "apgd-ce"
+
+    def read_only(self: object, change: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(mrboost.runs.Run, "save_results", read_only)
+    assert main([*command, "fgsm"]) == 0
+    assert "best weights, fgsm." in (tmp_path / "page.html").read_text()

@@ -174,6 +174,10 @@ def _report_command(sub: Any) -> _Parser:
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
     p.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)")
     p.add_argument("--n", type=int, default=500, metavar="N", help="test images for the eps curve (default: 500)")
+    p.add_argument(
+        "--attack", metavar="NAME", default="pgd-20",
+        help="for the eps curve: apgd-ce or autoattack, say, are stronger and slower (default: %(default)s)",
+    )  # fmt: skip
     p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
     _shared(p)
     return p

@@ -208,6 +208,7 @@ def _report(options: argparse.Namespace) -> None:
         options.targets,
         out,
         n=options.n,
+        attack=options.attack,
         device=options.device,
         data_dir=options.data_dir,
         verify=options.verify,
