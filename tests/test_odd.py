@@ -15,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 import mrboost
 from mrboost import InputError, Mixture
-from mrboost.attacks import PGD, AutoAttack, Square, Transfer
+from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Square, Transfer
 from mrboost.attacks.base import LOW_PRECISION
+from mrboost.attacks.points import Points, judge
 from mrboost.batches import attacked_batches, fitted
 from mrboost.copies import Copy
 from mrboost.curves import robustness_curve
@@ -237,3 +238,47 @@ def test_a_model_that_works_in_place_is_attacked_like_another(model, batch, sear
     assert not found.doubts
     assert search.threat.distance(search(InPlace(model), x, y), x).max() <= search.eps * (1 + 1e-5)
     assert torch.equal(x, batch[0][:12])
+
+
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double_by_default")
+def test_double_precision_around_a_model_does_not_stop_a_search(model, batch, search) -> None:
+    """As torch's default type, and as that of the logits."""
+    x, y = batch[0][:12], batch[1][:12]
+    wanted = model(search(model, x, y)).argmax(dim=1) == y
+    wide = model(search(lambda images: model(images).double(), x, y)).argmax(dim=1) == y
+    assert (wanted != wide).sum() <= 1
+
+
+def test_logits_of_low_precision_are_judged_as_they_are(model, batch) -> None:
+    """A lead of the last bit is a mistake, though it is a large one in float32: autocast leaves such logits."""
+
+    def close(images: Tensor) -> Tensor:
+        return torch.tensor([[1.0, 1.0078125, 0.0]], dtype=torch.bfloat16).expand(len(images), 3)
+
+    points = Points.of(close, batch[0][:4], torch.ones(4, dtype=torch.int64), seed=0)
+    points.y = torch.tensor([0, 1, 2, 0])
+    who = torch.arange(4)
+    assert points.learn(who, points.x, judge(close, points.x, "", who), 1).tolist() == [True, False, True, True]
+
+    def mixed(images: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(images)
+
+    attack = FAB(0.2, steps=20, targets=3)
+    found = [mrboost.evaluate(net, *batch, attack, check=False)["fab-t"].accuracy for net in (model, mixed)]
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
+def test_a_model_that_detaches_is_named_for_it(batch) -> None:
+    """Its logits have a gradient all the same: in the weights of a network that the function hides."""
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
+        with pytest.raises(InputError, match="no gradient in its input: it detaches or rounds"):
+            attack(lambda images: hidden(images.detach()), *batch)

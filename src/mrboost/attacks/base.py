@@ -130,3 +130,11 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
             f"labels must lie in 0..{logits.shape[1] - 1} for a model of {logits.shape[1]} classes, got {low}..{high}"
         )
     return logits.shape[1]
+
+
+def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
+    """The gradient of a sum of losses in the images."""
+    found = torch.autograd.grad(value, x, retain_graph=keep, allow_unused=True)[0] if value.requires_grad else None
+    if found is None:
+        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+    return found

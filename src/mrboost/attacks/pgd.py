@@ -27,7 +27,7 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, gradient_in, keep_random_state
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -82,10 +82,7 @@ def ascend(
     for _ in range(steps):
         x_adv.requires_grad_(True)
         with torch.enable_grad():
-            value = objective(x_adv).sum()
-            if not value.requires_grad:
-                raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
-            (gradient,) = torch.autograd.grad(value, x_adv)
+            gradient = gradient_in(objective(x_adv).sum(), x_adv)
         x_adv = threat.project(x_adv.detach() + threat.step(gradient, step_size), x)
     return x_adv
 
