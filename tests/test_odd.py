@@ -215,6 +215,9 @@ def test_there_is_no_worst_case_over_different_balls(model, batch) -> None:
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
     assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
+    two = {name: lambda model, x, y: x for name in ("mine", "yours")}
+    with pytest.raises(InputError, match=r"that do not say theirs \(eps and norm\)"):
+        _ = mrboost.evaluate(model, *batch, two, check=False).worst
 
 
 class InPlace(nn.Module):

@@ -153,6 +153,10 @@ def _evaluate_command(sub: Any) -> _Parser:
     p.add_argument("--resume", action="store_true", help="go on with an evaluation that was interrupted")
     p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
     _shared(p)
+    p.epilog = (
+        "In the table, margin is the mean of the true logit minus the largest other one on the attacked images, least "
+        "the smallest: below 0 an image is misclassified. Attacks that stop at the first mistake leave larger ones."
+    )
     return p
 
 
