@@ -93,6 +93,7 @@ FAULTS = {
     "nan": (lambda net: lambda x: net(x) / (x[:, :1, 0, 3] > 0.1), "non-finite", r"\d+ of 64 images"),
     "noise": (lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)), "random", "Use autoattack-rand"),
     "scaled": (lambda net: lambda x: 1e4 * net(x), "saturated", r"leads by \de\+04|leads by \d.\d+e\+04"),
+    "shifted": (lambda net: lambda x: net(x) + 1e7, "rounded", r"leads by \d+ \(median\) beside logits of 1e\+07"),
     "softmax": (lambda net: lambda x: net(x).softmax(dim=1), "probabilities", "return the logits"),
     "expects 255 x": (lambda net: lambda x: net(x / 255), "scaling", r"(9\d|100)% as 255 x"),
     "expects 2 x - 1": (lambda net: lambda x: net((x + 1) / 2), "scaling", r"(9\d|100)% as 2 x - 1"),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attacks.base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state
 from .attacks.pgd import PGD
 from .devices import device_of, dtype_of
 from .errors import InputError
@@ -65,6 +65,7 @@ def probe(
         if not seen["random"]:
             seen["batch"] = _batch(model, look)
         seen |= {"non-finite": _non_finite(look), "zero-gradient": _zero_gradient(look), "saturated": _saturated(look)}
+        seen["rounded"] = _rounded(look)
         if not seen["non-finite"] and not seen["zero-gradient"]:
             seen["large-eps"] = _large_eps(model, look, norm, eps, seed)
             if eps != 0 and not seen["random"]:  # chance breaks points that are tried again and again
@@ -286,6 +287,21 @@ def _saturated(look: _Look) -> str | None:
         f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is exactly flat: the true "
         f"logit leads by {lead[flat].median():.3g} (median), more than the softmax resolves. Attacks on it (fgsm, pgd, "
         "apgd-ce) fail there: trust those on margins (cw, apgd-dlr, apgd-t), or divide the logits by a constant."
+    )
+
+
+def _rounded(look: _Look) -> str | None:
+    """Searches count a mistake from 16 last bits of the two logits on, since those change with the batch."""
+    logits = look.logits.float() if look.logits.dtype in LOW_PRECISION else look.logits
+    lead, size = -margin(logits, look.y, reduction="none"), logits.abs().amax(dim=1)
+    right, lost = int(look.right.sum()), look.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)
+    if lost.sum() <= 0.1 * right:
+        return None
+    return (
+        f"For {int(lost.sum())} of {right} correctly classified images the true logit leads by "
+        f"{lead[lost].median():.2g} (median) beside logits of {size[lost].median():.2g}: that is hardly more than "
+        "rounding, and so are the mistakes that attacks find. Take from the logits what they have in common, or "
+        "compute in float64."
     )
 
 
