@@ -160,7 +160,7 @@ def test_images_in_other_forms(model, batch, tmp_path) -> None:
     assert np.load(tmp_path / "kept.npz")["file"].shape == x.shape
 
 
-def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
+def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
     x, y = batch
     (tmp_path / "folder.npz").mkdir()
     for message, call in {
@@ -178,6 +178,8 @@ def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
         "it gave list of 3: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
+        "labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
+        "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
         "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
         "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
         r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(model, [(x, y), (x[:, :, :4], y)]),

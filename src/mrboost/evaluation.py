@@ -78,6 +78,8 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
+    if resume and keep is None:
+        raise InputError("resume=True has nothing to go on with: name the folder with keep=, from the first time on")
     eps = radius(eps)
     return measure(
         model, x, y, resolve_attacks(attack, eps, norm), eps=eps, norm=norm, batch_size=batch_size, progress=progress,

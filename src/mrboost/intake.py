@@ -21,6 +21,8 @@ CHUNK = 2**24
 def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Checked images and labels, some thousands at a time."""
     if isinstance(x, Split):
+        if y is not None:
+            raise InputError("a Split has labels of its own: leave out y, or give split.images() and y")
         size = _per_chunk(x.x)
         pairs: Iterable[tuple[Tensor, Tensor]] = (
             (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
