@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -107,11 +108,16 @@ def test_a_model_of_the_users_own(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY))
-    arguments = ["--model", "mine", "--epochs", "1", "--out", "r", "--device", "cpu", "--quiet"]
+    arguments = ["--model", "mine", "--epochs", "1", "--out", "my run", "--device", "cpu", "--quiet"]
     assert "unknown model 'mine'" in error_of(capsys, "train", "at", *arguments)
     assert main(["train", "at", *arguments, "--import", "mine"]) == 0
-    assert type(mrboost.load("r")[0][1]) is torch.nn.Sequential
-    assert "cannot import 'missing'" in error_of(capsys, "evaluate", "r", "--import", "missing")
+    assert type(mrboost.load("my run")[0][1]) is torch.nn.Sequential
+    advice = capsys.readouterr().out.splitlines()[-1].removeprefix("next: ").split("  and  ")
+    assert [shlex.split(line) for line in advice] == [
+        ["mrboost", command, "my run", "--import=mine"] for command in ("evaluate", "report")
+    ]
+    assert main([*shlex.split(advice[0])[1:], "--attack", "fgsm", "--n", "20", "--quiet"]) == 0
+    assert "cannot import 'missing'" in error_of(capsys, "evaluate", "my run", "--import", "missing")
 
 
 def test_a_model_with_the_wrong_number_of_logits(

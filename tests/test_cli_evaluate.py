@@ -153,9 +153,14 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),
         (["--device", "cuda:7"], "device 'cuda:7'"),
+        (["--staged", "--rounds", "1"], "give one of them"),
     ):
         assert message in error_of(capsys, "evaluate", run, *arguments)
     assert snapshot(run) == before
+    found = json_of(capsys, "evaluate", run, "--attack", "fgsm, pgd-2", "--weights", "best,best", "--n", "10")
+    assert [[o["attack"] for o in e["outcomes"]] for e in found["evaluations"]] == [["clean", "fgsm", "pgd-2"]]
+    (run / "members" / "01.safetensors").unlink()
+    assert "no finished member 1" in error_of(capsys, "evaluate", run, "--staged")
 
 
 def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +249,24 @@ def test_an_evaluation_that_cannot_be_kept_is_still_shown(run: Path, capsys, mon
 def test_runs_on_tensors_say_how_to_evaluate_them(tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
     assert "mrboost.evaluate(mrboost.load(run), x, y)" in error_of(capsys, "evaluate", tmp_path / "run")
+
+
+def test_a_report_of_a_run_that_one_may_only_read(run: Path, capsys, monkeypatch, tmp_path: Path) -> None:
+    """The curve by any attack; it is kept where that can be done."""
+    command = ["report", str(run), "--n", "20", "--quiet", "--out", str(tmp_path / "page.html"), "--attack"]
+    assert "unknown attack 'adgp-ce': did you mean apgd-ce" in error_of(capsys, *command, "adgp-ce")
+    assert main([*command, "apgd-ce"]) == 0
+    assert "best weights, apgd-ce." in (tmp_path / "page.html").read_text()
+    curve = json.loads((run / "results.json").read_text())["curve"]
+    split = mrboost.results.draw(mrboost.data.load("digits").test, 20)
+    radii = [scale * 0.1 for scale in mrboost.report.CURVE_RADII]
+    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="apgd-ce")
+    assert [point[1] for point in curve["points"]] == [point.accuracy for point in wanted]
+    assert curve["attack"] == "apgd-ce"
+
+    def read_only(self: object, change: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(mrboost.runs.Run, "save_results", read_only)
+    assert main([*command, "fgsm"]) == 0
+    assert "best weights, fgsm." in (tmp_path / "page.html").read_text()

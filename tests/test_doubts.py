@@ -93,6 +93,7 @@ FAULTS = {
     "nan": (lambda net: lambda x: net(x) / (x[:, :1, 0, 3] > 0.1), "non-finite", r"\d+ of 64 images"),
     "noise": (lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)), "random", "Use autoattack-rand"),
     "scaled": (lambda net: lambda x: 1e4 * net(x), "saturated", r"leads by \de\+04|leads by \d.\d+e\+04"),
+    "shifted": (lambda net: lambda x: net(x) + 1e7, "rounded", r"leads by \d+ \(median\) beside logits of 1e\+07"),
     "softmax": (lambda net: lambda x: net(x).softmax(dim=1), "probabilities", "return the logits"),
     "expects 255 x": (lambda net: lambda x: net(x / 255), "scaling", r"(9\d|100)% as 255 x"),
     "expects 2 x - 1": (lambda net: lambda x: net((x + 1) / 2), "scaling", r"(9\d|100)% as 2 x - 1"),
@@ -165,6 +166,14 @@ def test_train_mode(layer: nn.Module, undefended, images) -> None:
     assert network.training
     assert layer.training
     assert probe(network.eval(), *images) == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_train_mode_of_a_scripted_network(images) -> None:
+    network = torch.jit.script(nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 10)))
+    assert "train mode (1: Dropout)" in probe(network, *images, eps=0.1)[0].message
+    assert network.training
+    assert "train-mode" not in checks(probe(network.eval(), *images, eps=0.1))
 
 
 def test_layers_that_do_not_mind_the_mode_raise_no_doubt(undefended, images) -> None:

@@ -47,7 +47,7 @@ def test_the_batch_size_changes_nothing(model, digits) -> None:
     """Random starts belong to the image, not to its place in a batch."""
     x, y = digits.test.images()[:60], digits.test.y[:60]
     attacks = {"pgd": PGD(0.15, steps=3), "l2": PGD(1.0, "L2", steps=3), "restarts": PGD(0.15, steps=2, restarts=3)}
-    results = [mrboost.evaluate(model, x, y, attacks, batch_size=size) for size in (1, 7, 60)]
+    results = [mrboost.evaluate(model, x, y, attacks, batch_size=size) for size in (1, 7, np.int64(60))]  # type: ignore[arg-type]
     for name in attacks:
         margins = [result[name].margin for result in results]
         assert margins == pytest.approx([margins[0]] * 3, abs=1e-4)
@@ -432,15 +432,17 @@ def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
     assert "evaluate:" not in terminal.getvalue()
 
 
-def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch) -> None:
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, chunk: int) -> None:
+    """Wherever among the images it fails, the others are measured on all of them."""
     x, y = digits.test.images()[:45], digits.test.y[:45]
     monkeypatch.setattr(intake, "CHUNK", 20 * 64)
 
     def fails(network, images: Tensor, labels: Tensor) -> Tensor:
-        return images * torch.nan if len(images) < 20 else images
+        return images * torch.nan if torch.equal(images[0], x[20 * chunk]) else images
 
     attacks = {"pgd": PGD(0.15, steps=3), "fails": fails, "fgsm": FGSM(0.1)}
-    with pytest.raises(InputError, match="image 40 under function are NaN") as caught:
+    with pytest.raises(InputError, match=f"image {20 * chunk} under function are NaN") as caught:
         mrboost.evaluate(model, x, y, attacks, check=False)
     found = caught.value.measured.evaluation()
     assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 import mrboost
 from mrboost import InputError, Mixture
-from mrboost.attacks import PGD, AutoAttack, Square, Transfer
+from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Square, Transfer
 from mrboost.attacks.base import LOW_PRECISION
+from mrboost.attacks.points import Points, judge
 from mrboost.batches import attacked_batches, fitted
 from mrboost.copies import Copy
 from mrboost.curves import robustness_curve
@@ -143,7 +146,12 @@ def test_nothing_of_the_caller_is_disturbed(model, batch) -> None:
 def test_images_in_other_forms(model, batch, tmp_path) -> None:
     x, y = batch
     wanted = mrboost.evaluate(model, x, y, "pgd-2", check=False)["pgd-2"].correct
-    for given in ((TensorDataset(x, y), None), (x, y.int()), (x.clone().requires_grad_(True), y)):
+    for given in (
+        (TensorDataset(x, y), None),
+        (x, y.int()),
+        (x, nn.functional.one_hot(y).bool()),
+        (x.clone().requires_grad_(True), y),
+    ):
         assert mrboost.evaluate(model, *given, "pgd-2", check=False)["pgd-2"].correct == wanted
     for suffix in ("npz", "safetensors"):
         path = tmp_path / f"kept.{suffix}"
@@ -152,22 +160,49 @@ def test_images_in_other_forms(model, batch, tmp_path) -> None:
     assert np.load(tmp_path / "kept.npz")["file"].shape == x.shape
 
 
-def test_mistakes_are_one_line(model, batch, tmp_path) -> None:
+def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
     x, y = batch
     (tmp_path / "folder.npz").mkdir()
     for message, call in {
         r"shapes \(1, 8, 8\) and \(\)": lambda: mrboost.evaluate(model, x[0], y[0]),
-        "eps must be a number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        "eps must be a plain number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
+        r"plain number, got Fraction\(1, 10\): .*float\(eps\)": lambda: PGD(Fraction(1, 10)),  # type: ignore[arg-type]
+        "a number, got '8/255': write 8 / 255": lambda: mrboost.evaluate(model, x, y, eps="8/255"),  # type: ignore[arg-type]
+        "a number, got None": lambda: mrboost.evaluate(model, x, y, eps=None),  # type: ignore[arg-type]
+        "a number, got True": lambda: mrboost.evaluate(model, x, y, eps=True),
+        "a number, got tensor": lambda: mrboost.evaluate(model, x, y, eps=torch.ones(2)),  # type: ignore[arg-type]
+        r"callable attack\(model, x, y\), got <class": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
+        "it gave list of 3: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
+        "labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
+        "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
+        "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
+        "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
+        r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(model, [(x, y), (x[:, :, :4], y)]),
+        "labels cannot be read as an array of numbers": lambda: mrboost.evaluate(model, x, ["cat"] * 64),  # type: ignore[arg-type]
+        "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y),  # type: ignore[arg-type]
+        "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(lambda z: SimpleNamespace(logits=model(z)), x, y),
+        "floating point, the model returned torch.int64": lambda: mrboost.evaluate(lambda z: model(z).long(), x, y),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
     }.items():
         with pytest.raises(InputError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [Fraction, np.float32, np.float64, np.array, torch.tensor], ids=repr)
+def test_any_number_is_a_radius(number, model, batch) -> None:
+    x, y = batch[0][:8], batch[1][:8]
+    wanted = mrboost.evaluate(model, x, y, "pgd-2", eps=0.125, check=False)
+    found = mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.125), check=False)
+    assert found["pgd-2"].correct == wanted["pgd-2"].correct
+    assert f'"eps": {wanted.eps}' in found.to_json()
+    assert robustness_curve(model, x, y, [number(0.125)]) == robustness_curve(model, x, y, [0.125])
+    assert mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.0), check=False).eps == 0
 
 
 def test_a_curve_takes_what_evaluate_takes(model, batch) -> None:
@@ -182,3 +217,73 @@ def test_there_is_no_worst_case_over_different_balls(model, batch) -> None:
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
     assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
+    two = {name: lambda model, x, y: x for name in ("mine", "yours")}
+    with pytest.raises(InputError, match=r"that do not say theirs \(eps and norm\)"):
+        _ = mrboost.evaluate(model, *batch, two, check=False).worst
+
+
+class InPlace(nn.Module):
+    """Normalises its input where it lies."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        return self.net(x + 0.5)
+
+
+def test_a_model_that_works_in_place_is_attacked_like_another(model, batch, search) -> None:
+    """Neither the searches' images nor those of the caller are the model's to change."""
+    x, y = batch[0][:12].clone(), batch[1][:12]
+    attacks = {"search": search, "pgd": PGD(search.eps, search.norm, steps=2, restarts=2)}
+    wanted, found = (mrboost.evaluate(net, x, y, attacks) for net in (model, InPlace(model)))
+    assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
+    assert not found.doubts
+    assert search.threat.distance(search(InPlace(model), x, y), x).max() <= search.eps * (1 + 1e-5)
+    assert torch.equal(x, batch[0][:12])
+
+
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double_by_default")
+def test_double_precision_around_a_model_does_not_stop_a_search(model, batch, search) -> None:
+    """As torch's default type, and as that of the logits."""
+    x, y = batch[0][:12], batch[1][:12]
+    wanted = model(search(model, x, y)).argmax(dim=1) == y
+    wide = model(search(lambda images: model(images).double(), x, y)).argmax(dim=1) == y
+    assert (wanted != wide).sum() <= 1
+
+
+def test_logits_of_low_precision_are_judged_as_they_are(model, batch) -> None:
+    """A lead of the last bit is a mistake, though it is a large one in float32: autocast leaves such logits."""
+
+    def close(images: Tensor) -> Tensor:
+        return torch.tensor([[1.0, 1.0078125, 0.0]], dtype=torch.bfloat16).expand(len(images), 3)
+
+    points = Points.of(close, batch[0][:4], torch.ones(4, dtype=torch.int64), seed=0)
+    points.y = torch.tensor([0, 1, 2, 0])
+    who = torch.arange(4)
+    assert points.learn(who, points.x, judge(close, points.x, "", who), 1).tolist() == [True, False, True, True]
+
+    def mixed(images: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(images)
+
+    attack = FAB(0.2, steps=20, targets=3)
+    found = [mrboost.evaluate(net, *batch, attack, check=False)["fab-t"].accuracy for net in (model, mixed)]
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
+def test_a_model_that_detaches_is_named_for_it(batch) -> None:
+    """Its logits have a gradient all the same: in the weights of a network that the function hides."""
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
+        with pytest.raises(InputError, match="no gradient in its input: it detaches or rounds"):
+            attack(lambda images: hidden(images.detach()), *batch)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import evaluation, parts, storage
+from commands import error_of
+from mrboost import InputError, evaluation, parts, storage
 from mrboost.attacks import PGD
+from mrboost.cli import main
 from mrboost.parts import Parts, fingerprint
 from mrboost.runs import Run
 
@@ -72,6 +74,43 @@ def test_a_folder_that_another_process_removes(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FileExistsError):
         Parts(tmp_path / "file").put("0-0", "this", {})
+
+
+def test_a_full_disk_costs_the_parts_alone(run: Path, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What cannot be kept is said once, and the figures come all the same; so they do without their examples."""
+
+    def full(path: Path, *_: object) -> None:
+        if path.name == "results.json":
+            return write(path, *_)
+        raise OSError(28, "No space left on device")
+
+    write = storage.replace_file
+    monkeypatch.setattr(storage, "replace_file", full)
+    command = ["evaluate", str(run), "--attack", "fgsm,cw", "--n", "20", "--no-check", "--quiet"]
+    assert main(command) == 0
+    out, error = capsys.readouterr()
+    assert out.count("fgsm") == 1
+    assert error.count("\n") == error.count("No space left on device") == 1
+    assert main([*command, "--examples", str(tmp_path / "x.safetensors")]) == 2
+    again, error = capsys.readouterr()
+    assert [line[:45] for line in again.splitlines()] == [line[:45] for line in out.splitlines()]
+    assert "cannot write examples to" in error.splitlines()[-1]
+    with pytest.raises(InputError, match="cannot write examples") as caught:
+        mrboost.evaluate(
+            mrboost.load(run),
+            torch.rand(4, 1, 8, 8),
+            torch.arange(4),
+            "fgsm",
+            examples=tmp_path / "x.safetensors",
+            check=False,
+        )
+    assert [o.attack for o in caught.value.measured.evaluation().outcomes] == ["clean", "fgsm"]
+
+
+def test_damaged_results_are_found_before_anything_runs(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "results.json").write_text('{"evalu')
+    monkeypatch.setattr(mrboost.results, "measure", lambda *_, **__: pytest.fail("it began"))
+    assert "results.json is not valid JSON" in error_of(capsys, "evaluate", run, "--attack", "fgsm")
 
 
 THINGS = """

@@ -153,6 +153,10 @@ def _evaluate_command(sub: Any) -> _Parser:
     p.add_argument("--resume", action="store_true", help="go on with an evaluation that was interrupted")
     p.add_argument("--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)")
     _shared(p)
+    p.epilog = (
+        "In the table, margin is the mean of the true logit minus the largest other one on the attacked images, least "
+        "the smallest: below 0 an image is misclassified. Attacks that stop at the first mistake leave larger ones."
+    )
     return p
 
 
@@ -174,6 +178,10 @@ def _report_command(sub: Any) -> _Parser:
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
     p.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)")
     p.add_argument("--n", type=int, default=500, metavar="N", help="test images for the eps curve (default: 500)")
+    p.add_argument(
+        "--attack", metavar="NAME", default="pgd-20",
+        help="for the eps curve: apgd-ce or autoattack, say, are stronger and slower (default: %(default)s)",
+    )  # fmt: skip
     p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
     _shared(p)
     return p

@@ -99,7 +99,8 @@ def _train(options: argparse.Namespace) -> None:
                 f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean {epoch['clean']:.2%}  "
                 f"pgd-20 {epoch['robust']:.2%}"
             )
-    print(f"next: mrboost evaluate {out}  and  mrboost report {out}")
+    same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
+    print(f"next: mrboost evaluate {same}  and  mrboost report {same}")
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -117,55 +118,35 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _evaluate(options: argparse.Namespace) -> None:
     run = Run.open(options.target)
-    members = run.rounds_done()
-    stages = range(1, members + 1) if options.staged else [(members or 1) if options.rounds is None else options.rounds]
-    documents: list[dict[str, Any]] = []
-    kinds = options.weights.split(",")
-    for which in kinds:
-        check_kind(which)
-    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError(
-            "--examples holds those of one classifier and ball: leave out --staged, give one of --weights and --eps"
-        )
-    planned = run.config["rounds"]
-    if 0 < members < planned and is_first_process():
-        print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
+    kinds, stages = _classifiers(options, run)
     asked = {key: getattr(options, key) for key in ("attack", "adaptive", "n", "eps", "norm")}
-    place = place_of(run, kinds, list(stages), asked, os.environ.get("WORLD_SIZE"))
+    place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
     if options.resume and not options.quiet and is_first_process():
         saved = any(place.rglob("*.safetensors"))
-        how = (
-            f"goes on with what is saved in {place}" if saved else "nothing is saved of this evaluation, it starts anew"
+        print(
+            f"mrboost: goes on with what is saved in {place}"
+            if saved
+            else "mrboost: nothing is saved of this evaluation, it starts anew",
+            file=sys.stderr,
         )
-        print(f"mrboost: {how}", file=sys.stderr)
+    documents: list[dict[str, Any]] = []
     stopped: UnfinishedError | None = None
     for which, rounds, eps in product(kinds, stages, options.eps):
         try:
             result = evaluate_run(
-                options.target,
-                options.attack.split(","),
-                which=which,
-                rounds=rounds,
-                n=options.n,
-                eps=eps,
-                norm=options.norm,
-                batch_size=options.batch_size,
-                device=options.device,
-                data_dir=options.data_dir,
-                verify=options.verify,
-                progress=not options.quiet,
-                check=options.check,
-                fit=options.adaptive,
-                keep=place / (f"{eps:g}" if len(options.eps) > 1 else ""),
-                resume=options.resume,
+                options.target, [name.strip() for name in options.attack.split(",")], which=which, rounds=rounds,
+                n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, device=options.device,
+                data_dir=options.data_dir, verify=options.verify, progress=not options.quiet, check=options.check,
+                fit=options.adaptive, keep=place / (f"{eps:g}" if len(options.eps) > 1 else ""), resume=options.resume,
                 examples=options.examples,
-            )
+            )  # fmt: skip
         except UnfinishedError as error:
             if error.evaluation is None:
                 raise
             result, stopped = error.evaluation, error
         documents.append({"weights": which, "members": rounds, **result.to_dict()})
         if not options.json and is_first_process():
+            members = run.rounds_done()
             of = f" of the first {rounds} of {members} members" if members > 1 else ""
             print(f"{options.target}, {which} weights{of}: {result}")
             if len(options.eps) > 1 and eps == options.eps[-1]:
@@ -180,6 +161,24 @@ def _evaluate(options: argparse.Namespace) -> None:
     if stopped is not None:
         raise InputError(f"{stopped}; what was finished before is kept")
     clear(place)
+
+
+def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
+    """Which weights and how many members are asked for."""
+    kinds, members, planned = list(dict.fromkeys(options.weights.split(","))), run.rounds_done(), run.config["rounds"]
+    for which in kinds:
+        check_kind(which)
+    if options.staged and options.rounds is not None:
+        raise InputError("--staged is after each round and --rounds after one: give one of them")
+    last = max(1, members)  # of none, the first is said to be missing
+    stages = list(range(1, last + 1)) if options.staged else [last if options.rounds is None else options.rounds]
+    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
+        raise InputError(
+            "--examples holds those of one classifier and ball: leave out --staged, give one of --weights and --eps"
+        )
+    if 0 < members < planned and is_first_process():
+        print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
+    return kinds, stages
 
 
 def _reweight(options: argparse.Namespace) -> None:
@@ -209,6 +208,7 @@ def _report(options: argparse.Namespace) -> None:
         options.targets,
         out,
         n=options.n,
+        attack=options.attack,
         device=options.device,
         data_dir=options.data_dir,
         verify=options.verify,

@@ -69,7 +69,7 @@ def _answer(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits, and the gradient in the images of a fixed mixture of them; zero where there is none."""
     x = x.clone().requires_grad_(True)
     with torch.enable_grad():
-        logits = model(x)
+        logits = model(x.clone())
         mixture = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
     gradient = torch.autograd.grad(mixture, x, allow_unused=True)[0] if mixture.requires_grad else None
     return logits.detach(), torch.zeros_like(x) if gradient is None else gradient

@@ -14,7 +14,7 @@ from .batches import attacked_batches, fitted, still_correct
 from .intake import Images, chunks
 from .losses import margin
 from .outcomes import wilson_interval
-from .threat import ball
+from .threat import ball, radius
 
 
 class Radius(NamedTuple):
@@ -40,13 +40,14 @@ def robustness_curve(
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
     survivors of the last. Images and labels are given as to ``evaluate``.
     """
+    radii = sorted({0.0, *map(radius, radii)})
     for eps in radii:
         if eps != 0:
             ball(norm, eps)
     images, labels = (torch.cat(parts) for parts in zip(*chunks(x, y), strict=True))
     alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
     curve: list[Radius] = []
-    for eps in tqdm(sorted({0.0, *radii}), desc="radii", disable=None if progress else True):
+    for eps in tqdm(radii, desc="radii", disable=None if progress else True):
         one = named(attack, eps, norm) if eps > 0 else None
         survivors = alive.nonzero().squeeze(1)
         if len(survivors):

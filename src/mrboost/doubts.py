@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attacks.base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state
 from .attacks.pgd import PGD
 from .devices import device_of, dtype_of
 from .errors import InputError
@@ -65,6 +65,7 @@ def probe(
         if not seen["random"]:
             seen["batch"] = _batch(model, look)
         seen |= {"non-finite": _non_finite(look), "zero-gradient": _zero_gradient(look), "saturated": _saturated(look)}
+        seen["rounded"] = _rounded(look)
         if not seen["non-finite"] and not seen["zero-gradient"]:
             seen["large-eps"] = _large_eps(model, look, norm, eps, seed)
             if eps != 0 and not seen["random"]:  # chance breaks points that are tried again and again
@@ -151,7 +152,7 @@ class _Look:
 def _look(model: Classifier, x: Tensor, y: Tensor) -> _Look:
     leaf = x.clone().requires_grad_(True)
     with torch.enable_grad():
-        logits, again = model(leaf), model(leaf)
+        logits, again = model(leaf.clone()), model(leaf.clone())  # a model may work in place
         slopes = [_slope(loss(logits, y, reduction="none"), leaf) for loss in (margin, cross_entropy)]
     return _Look(x, y, logits.detach(), again.detach(), *slopes)
 
@@ -173,7 +174,8 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
 def _train_mode(model: Classifier) -> str | None:
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    kinds = [type(module).__name__ for module in modules if module.training and _minds_mode(module)]
+    minding = [module for module in modules if module.training and _minds_mode(module)]
+    kinds = [str(getattr(module, "original_name", type(module).__name__)) for module in minding]
     if not kinds:
         return None
     return (
@@ -184,6 +186,8 @@ def _train_mode(model: Classifier) -> str | None:
 
 def _minds_mode(module: nn.Module) -> bool:
     """Whether the forward pass asks for the mode: containers are often left in train mode, which means nothing."""
+    if isinstance(module, torch.jit.ScriptModule):  # its forward has no code to look at
+        return "training" in getattr(module, "code", "")
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return (code is not None and "training" in code.co_names) or bool(getattr(module, "track_running_stats", False))
 
@@ -283,6 +287,21 @@ def _saturated(look: _Look) -> str | None:
         f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is exactly flat: the true "
         f"logit leads by {lead[flat].median():.3g} (median), more than the softmax resolves. Attacks on it (fgsm, pgd, "
         "apgd-ce) fail there: trust those on margins (cw, apgd-dlr, apgd-t), or divide the logits by a constant."
+    )
+
+
+def _rounded(look: _Look) -> str | None:
+    """Searches count a mistake from 16 last bits of the two logits on, since those change with the batch."""
+    logits = look.logits.float() if look.logits.dtype in LOW_PRECISION else look.logits
+    lead, size = -margin(logits, look.y, reduction="none"), logits.abs().amax(dim=1)
+    right, lost = int(look.right.sum()), look.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)
+    if lost.sum() <= 0.1 * right:
+        return None
+    return (
+        f"For {int(lost.sum())} of {right} correctly classified images the true logit leads by "
+        f"{lead[lost].median():.2g} (median) beside logits of {size[lost].median():.2g}: that is hardly more than "
+        "rounding, and so are the mistakes that attacks find. Take from the logits what they have in common, or "
+        "compute in float64."
     )
 
 

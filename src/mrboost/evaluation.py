@@ -12,6 +12,7 @@ import time
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from .outcomes import Evaluation
 from .parts import Parts, digest
 from .seeds import global_stream
 from .storage import State, replace_file, write_tensors
+from .threat import radius
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
@@ -76,6 +78,9 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
+    if resume and keep is None:
+        raise InputError("resume=True has nothing to go on with: name the folder with keep=, from the first time on")
+    eps = radius(eps)
     return measure(
         model, x, y, resolve_attacks(attack, eps, norm), eps=eps, norm=norm, batch_size=batch_size, progress=progress,
         check=check, keep=keep, resume=resume, examples=examples,
@@ -98,7 +103,7 @@ def measure(
     examples: str | Path | None,
 ) -> Measured:
     """What ``evaluate`` sums up."""
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+    if batch_size is not None and (not isinstance(batch_size, int | np.integer) or batch_size < 1):
         raise InputError(f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have it chosen")
     if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
         raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
@@ -111,9 +116,11 @@ def measure(
     found: dict[str, list[State]] = {label: [] for label in ("clean", *attacks)}
     doubts: list[Doubt] = []
     labels: list[Tensor] = []
+    going: dict[str, Attack | None] = {"clean": None, **attacks}
+    stopped: InputError | None = None
 
-    def measured(of: Mapping[str, list[State]]) -> Measured:
-        known = {label: _joined(states) for label, states in of.items()}
+    def measured() -> Measured:
+        known = {label: _joined(found[label]) for label in going}
         return Measured(common[0], common[1], attacks, torch.cat(labels), known, tuple(doubts), check)
 
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
@@ -131,7 +138,7 @@ def measure(
             labels.append(targets)
             last = sum(map(len, labels)) == images_in_all
             chunk_is = "" if keep is None else chunk.fingerprint()
-            for label, one in {"clean": None, **attacks}.items():
+            for label, one in going.items():
                 meter.doing(label)
                 of = "" if keep is None else digest(chunk_is, one)
                 place = _Place(parts, f"{number}-{list(found).index(label)}", of)
@@ -140,8 +147,9 @@ def measure(
                     try:
                         part = chunk.attack(one, meter, place)
                     except InputError as error:
-                        done = {name: states for name, states in found.items() if len(states) > number}
-                        raise UnfinishedError(str(error), measured(done)) from None
+                        meter.say(f"{label} came to nothing")
+                        stopped, going = error, dict(islice(going.items(), list(going).index(label)))
+                        break
                     if examples is None:
                         part.pop("adv", None)  # large, and not asked for
                     place.put(part)
@@ -151,9 +159,17 @@ def measure(
                 if last:
                     stand = torch.cat([part["correct"] for part in found[label]]).double().mean()
                     meter.say(f"{label} is done, {stand:.2%} stand")
+            if not going:
+                break
+    if stopped is not None:
+        raise UnfinishedError(str(stopped), measured())
     if examples is not None:
-        _write_examples(Path(examples), found, torch.cat(labels))
-    return measured(found)
+        try:
+            _write_examples(Path(examples), found, torch.cat(labels))
+        except OSError as error:
+            problem = f"cannot write examples to {str(examples)!r}: {error.strerror}"
+            raise UnfinishedError(problem, measured()) from None
+    return measured()
 
 
 def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
@@ -173,7 +189,7 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
     for label, one in found.items():
         if label in ("clean", "y"):
             raise InputError(f"an attack cannot be called {label!r}: that is the name of something else in the result")
-        if not callable(one):
+        if not callable(one) or isinstance(one, type):
             raise InputError(f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}")
     return found
 

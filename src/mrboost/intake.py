@@ -21,6 +21,8 @@ CHUNK = 2**24
 def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Checked images and labels, some thousands at a time."""
     if isinstance(x, Split):
+        if y is not None:
+            raise InputError("a Split has labels of its own: leave out y, or give split.images() and y")
         size = _per_chunk(x.x)
         pairs: Iterable[tuple[Tensor, Tensor]] = (
             (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
@@ -42,13 +44,23 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         raise InputError("there are no images to evaluate on: the data are empty")
 
 
-def _gathered(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
     """Small batches put together into chunks."""
+    if not hasattr(batches, "__iter__"):
+        raise InputError(f"x must be images, or give pairs (images, labels), got {type(batches).__name__}")
     waiting: list[tuple[Tensor, Tensor]] = []
     for pair in batches:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}")
-        waiting.append(_tensors(*pair))
+            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+            raise InputError(
+                f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}{many}: choose two of "
+                "each, as in ((batch[0], batch[1]) for batch in loader)"
+            )
+        images, labels = _tensors(*pair)
+        if waiting and images.shape[1:] != waiting[0][0].shape[1:]:
+            one, other = tuple(waiting[0][0].shape[1:]), tuple(images.shape[1:])
+            raise InputError(f"images must all have the same shape, got {one} and {other}: resize or crop them")
+        waiting.append((images, labels))
         if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
             yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
             waiting = []
@@ -75,14 +87,23 @@ def count(x: Images) -> int | None:
 
 def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
     """Arrays as tensors, one-hot labels as classes, integer labels as int64."""
-    images, y = (value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value)) for value in (x, y))
+    images, y = _tensor(x, "images"), _tensor(y, "labels")
     if images.ndim < 2 or y.ndim < 1:
         shapes = f"{tuple(images.shape)} and {tuple(y.shape)}"
         raise InputError(f"images must be a batch (N, …) with N labels, got shapes {shapes}")
-    if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
+    if not y.is_floating_point():
         y = y.long()
     if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
         ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
         if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():
             y = y.argmax(dim=1)
     return images, y
+
+
+def _tensor(value: object, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:  # words, or rows of different lengths
+        raise InputError(f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}") from None

@@ -71,7 +71,7 @@ class Measured:
 
 
 class UnfinishedError(InputError):
-    """An attack came to nothing; ``measured`` holds those that were finished before it, on the images until then."""
+    """An attack came to nothing; ``measured`` holds those before it."""
 
     def __init__(self, message: str, measured: Measured) -> None:
         super().__init__(message)

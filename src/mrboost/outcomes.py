@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where the attacks differ.
+    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where attacks differ or do not say.
 
     ``doubts`` are reasons not to trust the figures.
     """
@@ -89,11 +89,14 @@ class Evaluation:
     def worst(self) -> tuple[float, tuple[float, float]]:
         """The accuracy over the worst attack of each point, and its interval: the figure to publish."""
         if self.eps is None and len(self.outcomes) > 2:
-            raise InputError("there is no worst case over different balls: evaluate each ball alone")
+            raise InputError(
+                "there is no worst case over different balls, or of attacks that do not say theirs (eps and norm): "
+                "evaluate each ball alone"
+            )
         return worst_case([outcome.correct for outcome in self.outcomes])
 
     def __str__(self) -> str:
-        ball = "several balls" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
+        ball = "several balls, or unknown ones" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
         width = max(14, *(len(o.attack) + 2 for o in self.outcomes))
         head = f"{'attack':<{width}}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
         lines = [f"{self.n} images, {ball}", head]

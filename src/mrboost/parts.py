@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -14,6 +16,7 @@ from types import CellType, CodeType, FunctionType, MethodType
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from .errors import InputError
 from .storage import State, read_tensors, write_tensors
@@ -26,7 +29,7 @@ class Parts:
     """One file for each finished part. A part counts only for the same model, images and attack: ``of`` says which."""
 
     def __init__(self, folder: Path | None, *, resume: bool = False) -> None:
-        self._folder = folder
+        self._folder, self._full = folder, False
         if folder is not None and not resume:
             for path in folder.glob("*"):
                 if _NAMES.fullmatch(path.name):  # ours, and nothing else
@@ -52,6 +55,16 @@ class Parts:
             except (FileNotFoundError, FileExistsError):  # another process has just removed the folder
                 if attempt == 4:
                     raise
+            except OSError as error:  # the figures can be had all the same
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not self._full:
+                    note = (
+                        f"note: {self._folder} has no room for what is finished ({error.strerror}): it goes on unsaved"
+                    )
+                    tqdm.write(note, file=sys.stderr)
+                self._full = True
+                return
 
     def drop(self, name: str) -> None:
         if self._folder is not None:

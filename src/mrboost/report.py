@@ -7,6 +7,7 @@ run's results.json, so that a second page is quick.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def write_report(
     out: str | Path,
     *,
     n: int = 500,
+    attack: str = CURVE_ATTACK,
     device: str = "auto",
     data_dir: str | Path | None = None,
     verify: bool = True,
@@ -46,9 +48,11 @@ def write_report(
 ) -> Path:
     """Write the page on these runs to ``out`` and return its path.
 
-    ``n`` test images make the curve over eps. With ``plots_dir`` the plots are kept there too, as SVG files.
+    ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the plots are
+    kept there too, as SVG files.
     """
     runs = [Run.open(folder) for folder in run_dirs]
+    named(attack)  # a mistyped name is found before anything is loaded
     if len({str(run.config["data"]) for run in runs}) > 1:
         raise InputError(
             f"the runs are on different data ({', '.join(r.config['data'] for r in runs)}): report each alone"
@@ -58,7 +62,7 @@ def write_report(
     test, measured, galleries = draw(dataset.test, min(n, len(dataset.test))), {}, []
     for label, run in zip(labels, runs, strict=True):
         model = load_model(run, "best", device)
-        measured[label] = _measure(run, model, test, progress)
+        measured[label] = _measure(run, model, test, attack, progress)
         galleries.append(_gallery(label, run, model, dataset))
     metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
     first = runs[0].config
@@ -82,9 +86,9 @@ def write_report(
         _results_table(table, runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
         f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
-        f"<p class=note>{len(test):,} test images, best weights, {CURVE_ATTACK}. Left: each radius attacks the images "
-        "that survived the smaller ones. Right: the probability of the true class minus the largest other one on "
-        "attacked images; the height at 0 is the share that the attack fools.</p>",
+        f"<p class=note>{len(test):,} test images, best weights, {escape(attack)}. Left: each radius attacks the "
+        "images that survived the smaller ones. Right: the probability of the true class minus the largest other one "
+        "on attacked images; the height at 0 is the share that the attack fools.</p>",
         f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
         _class_table(table, dataset),
         "<h2>Training</h2>",
@@ -108,9 +112,9 @@ def write_report(
     return Path(out)
 
 
-def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -> dict[str, Any]:
+def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool) -> dict[str, Any]:
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
-    wanted = {"attack": CURVE_ATTACK, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
+    wanted = {"attack": attack, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
     kept = run.results.get("curve", {})
     if all(kept.get(key) == value for key, value in wanted.items()) and len(kept["points"][0]) == 3:
         return dict(kept)
@@ -118,10 +122,11 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, progress: bool) -
     if run.config["norm"] == "Linf":
         radii = sorted({min(radius, 1.0) for radius in radii})
     x, y = test.images(), test.y
-    points = robustness_curve(model, x, y, radii, attack=CURVE_ATTACK, norm=run.config["norm"], progress=progress)
-    margins = probability_margins(model, x, y, named(CURVE_ATTACK, run.config["eps"], run.config["norm"]))
+    points = robustness_curve(model, x, y, radii, attack=attack, norm=run.config["norm"], progress=progress)
+    margins = probability_margins(model, x, y, named(attack, run.config["eps"], run.config["norm"]))
     curve = {**wanted, "points": points, "margins": [round(value, 4) for value in margins]}
-    run.save_results(lambda results: results | {"curve": curve})
+    with suppress(OSError):  # of a run that one may only read it is measured anew each time
+        run.save_results(lambda results: results | {"curve": curve})
     return curve
 
 

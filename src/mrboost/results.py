@@ -132,6 +132,8 @@ def evaluate_run(
     eps = run.config["eps"] if eps is None else eps
     if not callable(attack):
         resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
+    with suppress(OSError):  # it may not be ours to read
+        _ = run.results  # so is a damaged file, that nothing could be added to
     fabric = make_fabric(device, "32-true", together=True)
     rank, world = fabric.global_rank, fabric.world_size
     if world > 1 and examples is not None:
@@ -162,7 +164,7 @@ def evaluate_run(
             progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
         )  # fmt: skip
     except UnfinishedError as error:
-        if world == 1 and error.measured.known and len(error.measured.labels) == len(test):
+        if world == 1 and error.measured.known:
             error.evaluation = _keep(run, facts, error.measured.evaluation())
         raise
     with company(fabric, "start the same command again with --resume"):

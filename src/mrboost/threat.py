@@ -98,17 +98,25 @@ def ball(norm: str, eps: float) -> Threat:
     """The threat model named ``norm`` ("Linf" or "L2") with radius ``eps``."""
     if norm not in _NORMS:
         raise unknown_name("norm", str(norm), _NORMS)
-    try:
-        sound = 0 < eps < float("inf")
-    except TypeError:
-        raise InputError(f"eps must be a number, got {eps!r}") from None
-    if not sound:
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
+    if not 0 < eps < float("inf"):
         raise InputError(f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value is 8/255")
     if norm == "Linf" and eps > 1:
         raise InputError(
             f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it counts grey levels"
         )
     return _NORMS[norm](eps)
+
+
+def radius(eps: object) -> float:
+    """The plain number in what may be a fraction, or a number of numpy's or torch's."""
+    try:
+        if not isinstance(eps, str | bool):
+            return float(eps)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # torch's, of several numbers
+        pass
+    raise InputError(f"eps must be a number, got {eps!r}: write 8 / 255, say")
 
 
 def _norms(delta: Tensor) -> Tensor:

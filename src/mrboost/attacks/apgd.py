@@ -24,7 +24,7 @@ from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
-from .base import Classifier
+from .base import Classifier, gradient_in
 from .points import State
 from .search import Aimed
 
@@ -129,7 +129,7 @@ class APGD(Aimed):
         for _ in range(self.eot):
             adv = state["adv"].detach().requires_grad_(True)
             with torch.enable_grad():
-                logits = model(adv)
+                logits = model(adv.clone())
                 losses = self._losses(logits, state)
                 gradient = gradient + input_gradient(losses.sum(), adv)
         return logits.detach(), losses.detach(), gradient / self.eot
@@ -143,10 +143,7 @@ class APGD(Aimed):
 
 def input_gradient(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
     """The gradient in the images; zero where it is no number, so that a search goes on from where it can."""
-    if not value.requires_grad:
-        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
-    (gradient,) = torch.autograd.grad(value, x, retain_graph=keep)
-    return gradient.nan_to_num(0.0, 0.0, 0.0)
+    return gradient_in(value, x, keep=keep).nan_to_num(0.0, 0.0, 0.0)
 
 
 @lru_cache

@@ -107,6 +107,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
+    if not callable(model):
+        raise InputError(f"a model is an nn.Module or a function, got {model!r}: mrboost.load(folder) loads a run's")
     try:
         with torch.no_grad():
             logits = model(x[:1].clone())  # a model may work in place
@@ -118,10 +120,21 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         ) from error
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}")
+        remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
+        raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}{remedy}")
+    if not logits.is_floating_point():
+        raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= logits.shape[1]:
         raise InputError(
             f"labels must lie in 0..{logits.shape[1] - 1} for a model of {logits.shape[1]} classes, got {low}..{high}"
         )
     return logits.shape[1]
+
+
+def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
+    """The gradient of a sum of losses in the images."""
+    found = torch.autograd.grad(value, x, retain_graph=keep, allow_unused=True)[0] if value.requires_grad else None
+    if found is None:
+        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+    return found

@@ -74,7 +74,7 @@ class FAB(Aimed):
         new = (adv + self.overshoot * here) * (1 - alpha) + (x + self.overshoot * clean) * alpha
         new = new.clamp(0, 1)
         with torch.no_grad():
-            wrong = model(new).argmax(dim=1) != y
+            wrong = model(new.clone()).argmax(dim=1) != y
         success = wrong & (self.threat.distance(new, x) <= self.eps)
         return state | {
             "t": state["t"] + 1, "hit": state["hit"] | success,
@@ -86,7 +86,7 @@ class FAB(Aimed):
         """A false label's logit minus the true one's, and its gradient in the images."""
         adv = state["adv"].detach().requires_grad_(True)
         with torch.enable_grad():
-            logits = model(adv)
+            logits = model(adv.clone()).to(adv.dtype)
             gaps = logits - logits.gather(1, state["y"][:, None])
             if self.targets:
                 gap = gaps.gather(1, state["target"][:, None]).squeeze(1)
@@ -109,7 +109,7 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     """
     flat, slopes = start.flatten(1), slope.flatten(1)
     price = slopes.abs()
-    downhill = -torch.where(gap >= 0, 1.0, -1.0)[:, None] * slopes.sign()
+    downhill = torch.where((gap >= 0)[:, None], -slopes.sign(), slopes.sign())
     room = torch.where(downhill > 0, 1 - flat, flat)
     speed = (price > 0).to(price.dtype) if norm == "Linf" else price
     pace, wanted = price * speed, gap.abs()[:, None]

@@ -27,7 +27,7 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, gradient_in, keep_random_state
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -82,10 +82,7 @@ def ascend(
     for _ in range(steps):
         x_adv.requires_grad_(True)
         with torch.enable_grad():
-            value = objective(x_adv).sum()
-            if not value.requires_grad:
-                raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
-            (gradient,) = torch.autograd.grad(value, x_adv)
+            gradient = gradient_in(objective(x_adv).sum(), x_adv)
         x_adv = threat.project(x_adv.detach() + threat.step(gradient, step_size), x)
     return x_adv
 
@@ -172,12 +169,12 @@ class PGD:
         return best
 
     def _ascent(self, model: Classifier, x: Tensor, y: Tensor, source: Randomness) -> Tensor:
-        return self.ascend(lambda images: self.loss(model(images), y, reduction="none"), x, source)
+        return self.ascend(lambda images: self.loss(model(images.clone()), y, reduction="none"), x, source)
 
     def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each example is misclassified, or with which probability, and its loss."""
         with torch.no_grad():
-            logits = model(x)
+            logits = model(x.clone())
             wrong = 1 - model.expected_correct(x, y) if isinstance(model, Mixture) else (logits.argmax(dim=1) != y)
             return wrong.float(), self.loss(logits, y, reduction="none").float()
 

@@ -13,7 +13,7 @@ from mrboost.losses import margin
 from mrboost.seeds import image_keys
 from mrboost.threat import wide
 
-from .base import Classifier
+from .base import LOW_PRECISION, Classifier
 
 _JUDGED = 512
 State = dict[str, Tensor]
@@ -105,7 +105,10 @@ class Points:
 
 
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
-    """The model's own logits on images of these numbers; they must be numbers themselves."""
+    """The model's own logits on images of these numbers; they must be numbers themselves.
+
+    Of a model that answers in low precision (under autocast, say) any lead counts, as of one that computes in it.
+    """
     try:
         with torch.no_grad(), exact_float32():
             logits = model(images.clone())  # a model may work in place
@@ -117,4 +120,4 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
-    return logits
+    return logits.float() if logits.dtype in LOW_PRECISION else logits

@@ -72,7 +72,7 @@ class Square(Search):
     def step(self, model: Classifier, state: State) -> State:
         s, x, trial = state, state["x"], state["trial"]
         with torch.no_grad():
-            margins = margin(model(trial), s["y"], reduction="none").to(x.dtype)
+            margins = margin(model(trial.clone()), s["y"], reduction="none").to(x.dtype)
         margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)  # NaN is for the judge to see
         better = margins > s["margin"]
         best = torch.where(wide(better, x), trial, s["found"])
