@@ -72,6 +72,18 @@ def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path
     assert training("wider", later_epochs=3).folder == training("wider").folder
 
 
+def test_a_recipes_own_average_is_fitted_and_found_again(tmp_path) -> None:
+    study = studies.Study("own", "A row with an average of its own", (studies.Row("strong", "strong"),))
+    for options, found in (({}, 0.9), ({"ema": 0.0}, None)):
+        out = tmp_path / str(found)
+        request = studies.Request(study, studies.get_scale("smoke"), out, options=options)
+        (training,) = request.trainings()
+        mrboost.boost(training.recipe, "digits", out=training.folder, device="cpu", **training.options)
+        run = training.run()
+        assert run is not None
+        assert run.config["recipe"]["ema"] == found
+
+
 def test_list_names_every_study_and_scale(capsys) -> None:
     assert main(["study", "--list"]) == 0
     out = capsys.readouterr().out

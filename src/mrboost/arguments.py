@@ -102,7 +102,9 @@ def _training_options(p: Any) -> None:
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
     p.add_argument("--later-lr", type=float, metavar="X", help="of the rounds after the first (default: equal)")
     p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
-    p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
+    p.add_argument(
+        "--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say; 0: no"
+    )
     p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
     p.add_argument(
         "--awp", type=float, metavar="X", help="move the weights adversarially by this share, 0.01 say; 0: no"

@@ -252,7 +252,8 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
     recipe = config["recipe"]
-    parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    # With later_ema the average is the recipe's own, fitted to the length of each round, and will be again.
+    parts = {"clip": recipe.get("clip"), "ema": None if config.get("later_ema") else recipe.get("ema") or 0}
     parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):

@@ -109,10 +109,11 @@ class Training:
         parts = as_said({"recipe": describe_parts(self.recipe)})
         said = usual | {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
         del said["model"]  # the folder's name has it
-        said["ema"] = said.get("ema") or None  # 0 is none
-        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
         recipe = run.config["recipe"]
         saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
+        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
+        for options in (said, saved):
+            options |= {"ema": options["ema"] or None} if "ema" in options else {}  # 0 is none
         changed = differences({key: saved.get(key) for key in said}, said)
         if changed:
             raise InputError(
