@@ -22,7 +22,10 @@ Command = Callable[[argparse.Namespace], None]
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest what was meant."""
+    """argparse with one-line errors that suggest what was meant, and options by their whole names only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message and self._subparsers is not None:
@@ -30,10 +33,25 @@ class _Parser(argparse.ArgumentParser):
             raise unknown_name("command", chosen, names, hint=f"see {self.prog} --help")
         raise InputError(f"{message} (see {self.prog} --help)")
 
-    def suggest(self, unknown: str) -> str:
-        options = [option for action in self._actions for option in action.option_strings]
-        close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
-        return f"unknown argument {unknown!r}" + (f": did you mean {close[0]}?" if close else "")
+    def options(self) -> dict[str, str]:
+        """The long options by their bare names."""
+        return {o.lstrip("-"): o for action in self._actions for o in action.option_strings if o.startswith("--")}
+
+
+def _unknown(argument: str, command: str, commands: Mapping[str, _Parser]) -> InputError:
+    """The error for what a command does not take: what was meant, or which other command takes it."""
+    remedy, name = "", argument.split("=")[0].lstrip("-")
+    mine, others = commands[command].options(), [prog for prog, parser in commands.items() if name in parser.options()]
+    if argument.startswith("-"):
+        close = difflib.get_close_matches(name, mine, n=1, cutoff=0.7)
+        close += [option for option in mine if len(name) > 2 and len(option) > 2 and option.startswith(name[:3])]
+        if name in mine:
+            remedy = f": give it after {command}"
+        elif close:
+            remedy = f": did you mean {mine[close[0]]}?"
+        elif others:
+            remedy = f": it is an option of mrboost {', '.join(others)}, not of {command}"
+    return InputError(f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)")
 
 
 def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argparse.Namespace:
@@ -41,8 +59,7 @@ def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argpar
     parser, commands = _build()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        command = commands[options.command]
-        raise InputError(f"{command.suggest(unknown[0])} (see {command.prog} --help)")
+        raise _unknown(unknown[0], options.command, commands)
     options.run = run[options.command]
     return options
 
