@@ -68,6 +68,13 @@ def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path
     for options in ({}, {"later_lr": 0.02}, {"later_lr": 0.01, "clip": 1.0}, {"later_lr": 0.01, "ema": 0.9}):
         with pytest.raises(InputError, match="another configuration"):
             training("mrboost", **options).run()
+    others = {"eps": 0.2, "lr": 0.05, "select_on": "test", "padding": 1, "flip": True, "batch_size": 64, "fast": "off"}
+    changed = training("wider", **others)
+    mrboost.boost(changed.recipe, "digits", out=changed.folder, device="cpu", **changed.options)
+    assert changed.run() is not None
+    for key in others:
+        with pytest.raises(InputError, match=f"another configuration .*{key}: "):
+            training("wider", **{name: value for name, value in others.items() if name != key}).run()
     assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
     assert training("wider", later_epochs=3).folder == training("wider").folder
 

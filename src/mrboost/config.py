@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from . import models
 from .attacks import PGD
 from .awp import AWP
-from .data import Augment, CutMix, Dataset
+from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, unknown_name
 from .losses import Smoothed
 from .objectives import Objective, OnPairs
@@ -140,23 +140,14 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
     filled: dict[str, Any] = {
-        "model": defaults.model,
         "rounds": recipe.rounds,
         "epochs": defaults.epochs,
-        "eps": defaults.eps,
-        "norm": "Linf",
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
         "seed": 0,
         "validation": max(1, min(1000, len(dataset.train) // 10)),
-        "select_on": "validation",
-        "precision": "auto",
-        "fast": "auto",
-        "augment": Augment(said.pop("padding", defaults.padding), said.pop("flip", defaults.flip)),
+        **usual(recipe, defaults, said.get("eps")),
     } | said
+    filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
-    # The data's own step belongs to its own radius; another radius scales it.
-    filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
     config = Config(recipe=recipe, data=dataset.name, **filled)
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
@@ -173,6 +164,23 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
     return config
+
+
+def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[str, Any]:
+    """The options that need no more than the recipe's and the data's defaults, and the radius if one is given."""
+    return {
+        "eps": defaults.eps,
+        "norm": "Linf",
+        # The data's own step belongs to its own radius; another radius scales it.
+        "step_size": defaults.step_size * (defaults.eps if eps is None else eps) / defaults.eps,
+        "batch_size": recipe.batch_size,
+        "lr": recipe.lr,
+        "select_on": "validation",
+        "precision": "auto",
+        "fast": "auto",
+        "padding": defaults.padding,
+        "flip": defaults.flip,
+    }
 
 
 def _model(recipe: Recipe, said: str | None, usual: str) -> str:

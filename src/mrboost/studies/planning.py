@@ -14,7 +14,8 @@ from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.config import as_said, describe_parts, differences
+from mrboost.config import as_said, describe_parts, differences, usual
+from mrboost.data import defaults
 from mrboost.errors import InputError
 from mrboost.runs import Run, slug
 
@@ -104,13 +105,15 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        # What nobody asked for is as the recipe has it; but an average of its own is fitted to the training's length.
-        usual = dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
-        parts = as_said({"recipe": describe_parts(self.recipe)})
-        said = usual | {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
-        del said["model"]  # the folder's name has it
         recipe = run.config["recipe"]
         saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
+        # What nobody asked for is as data and recipe have it; but a recipe's own average is fitted to the length.
+        said = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
+        said = {key: value for key, value in said.items() if key in saved}
+        said |= dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
+        parts = as_said({"recipe": describe_parts(self.recipe)})
+        said |= {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
+        del said["model"]  # the folder's name has it
         said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
         for options in (said, saved):
             options |= {"ema": options["ema"] or None} if "ema" in options else {}  # 0 is none
