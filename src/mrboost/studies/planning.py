@@ -155,7 +155,7 @@ class Training:
         ]
 
     def measures(self) -> dict[str, float]:
-        """Of a finished run: accuracies in per cent, seconds of an epoch."""
+        """Of a trained run: accuracies in per cent, seconds of an epoch."""
         run = self.run()
         assert run is not None
         found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes().items()}
@@ -165,14 +165,15 @@ class Training:
         return found
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Of a finished run: what is known under each attack, point by point."""
+        """Of a trained run: what is known by now under each attack, point by point."""
         run = self.run()
         assert run is not None
         found: dict[str, dict[str, Any]] = {}
         for which, members, n, attacks in self._stages():
             known = outcomes(run, which, members, n)
             for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
-                found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[self.actual(attack)])
+                if (actual := self.actual(attack)) in known:
+                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[actual])
         return found
 
 
