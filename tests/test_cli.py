@@ -158,6 +158,11 @@ def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["study", "boosting", "--first", "x"], "'--first': it is an option of mrboost train, not of study"),
         (["--quiet", "train", "at"], "unknown argument '--quiet': give it after train"),
         (["train", "at", "digits"], "unknown argument 'digits' (see"),
+        (["train", "at", "--norm", "L1"], "unknown norm 'L1': "),
+        (
+            ["train", "mrboost-exp", "--norm", "L2", "--eps", "0.5"],
+            "'mrboost-exp' draws from Linf balls, got norm 'L2'",
+        ),
         (["train", "at", "--norm", "l2", "--eps", "0.5"], "unknown norm 'l2': did you mean L2"),
         (["train", "at", "--device", "tpu"], "device 'tpu' is not available"),
         (["train"], "give a RECIPE"),

@@ -35,6 +35,8 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
         (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
         (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
         (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
+        (["theory", "--scale", "smoke", "--epochs", "3"], "theory has no trainings: leave epochs out"),
+        (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:

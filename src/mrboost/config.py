@@ -17,6 +17,7 @@ from .attacks import PGD
 from .awp import AWP
 from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, unknown_name
+from .exponential import Exp
 from .losses import Smoothed
 from .objectives import Objective, OnPairs
 from .recipes import Recipe
@@ -138,6 +139,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
+        ball(said["norm"], 0.5)  # an unknown name is the first thing to say
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
     filled: dict[str, Any] = {
         "rounds": recipe.rounds,
@@ -149,6 +151,10 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
     config = Config(recipe=recipe, data=dataset.name, **filled)
+    if isinstance(recipe.sampler, Exp) and config.norm != "Linf":
+        raise InputError(
+            f"recipe {recipe.name!r} draws from Linf balls, got norm {config.norm!r}: mrboost takes any norm"
+        )
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
             raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")

@@ -47,6 +47,8 @@ class Request:
             raise InputError(f"n must be at least 1, got {self.n}")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread")
+        if not self.study.rows and (given := [*self.options, *self.also]):
+            raise InputError(f"{self.study.name} has no trainings: leave {', '.join(given)} out")
         if "rounds" in self.options and not self.study.staged:
             raise InputError(f"the rounds of {self.study.name} are part of what it studies: leave --rounds out")
 
