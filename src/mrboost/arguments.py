@@ -106,18 +106,29 @@ def _train_command(sub: Any) -> _Parser:
 
 
 def _training_options(p: Any) -> None:
-    p.add_argument("--model", metavar="NAME", help=f"{', '.join(models.names())} (default: the data's usual one)")
+    p.add_argument(
+        "--model", metavar="NAME", help=f"{', '.join(models.names())}, NAME-silu, 5xNAME (default: the data's)"
+    )
     p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
     p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
     p.add_argument(
         "--later-epochs", type=int, metavar="E", help="epochs of the rounds after the first (default: equal)"
     )
-    p.add_argument("--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255")
+    p.add_argument(
+        "--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255 (default: the data's)"
+    )
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
-    p.add_argument("--step-size", type=_fraction, metavar="X", help="step of the training attack (default: eps/4)")
+    p.add_argument(
+        "--step-size",
+        type=_fraction,
+        metavar="X",
+        help="step of the training attack (default: the data's share of eps)",
+    )
     p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
-    p.add_argument("--later-lr", type=float, metavar="X", help="of the rounds after the first (default: equal)")
+    p.add_argument(
+        "--later-lr", type=float, metavar="X", help="learning rate of the rounds after the first (default: equal)"
+    )
     p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
     p.add_argument(
         "--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say; 0: no"
@@ -210,7 +221,9 @@ def _study_command(sub: Any) -> _Parser:
     p.add_argument("--data", nargs="+", default=(), metavar="NAME", help="in the place of the scale's; or folder:PATH")
     p.add_argument("--only", nargs="+", default=(), metavar="ROW", help="train these rows of the table, or recipes")
     p.add_argument("--part", type=_part, metavar="I/N", help="every N-th training from the I-th, and no page")
-    p.add_argument("--seeds", nargs="+", type=int, default=(0,), metavar="N", help="(default: 0)")
+    p.add_argument(
+        "--seeds", nargs="+", type=int, default=(0,), metavar="N", help="train each row with each (default: 0)"
+    )
     p.add_argument("--n", type=int, metavar="N", help="test images under attack (default: the scale's)")
     p.add_argument("--also", nargs="+", default=(), metavar="ATTACK", help="more attacks, on the finished classifiers")
     p.add_argument("--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)")
