@@ -251,12 +251,12 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
 
 def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
     command = ["study", "adaptive", *SMOKE, "--out", str(tmp_path)]
-    for n in (10, 11):
+    for n in (10, 45):
         assert main([*command, "--n", str(n)]) == 0
-        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text()
+        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text(), "more than the scale's, too"
     run = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0"
     found = json.loads((run / "results.json").read_text())
-    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 11]
+    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 45]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
 
 
@@ -335,6 +335,7 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
         "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie some points below" in page
     )
     assert "> Options other than the scale's: rounds = 3." in page
+    assert "to see that it runs; not all of it here, see below)" in page
 
 
 # Errors

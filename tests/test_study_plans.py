@@ -93,6 +93,15 @@ def test_a_recipes_own_average_is_fitted_and_found_again(tmp_path) -> None:
         assert run.config["recipe"]["ema"] == found
 
 
+def test_autoattack_sees_at_most_the_scales_images(tmp_path) -> None:
+    for scale, n, expected in (
+        ("short", None, (None, 1000)), ("short", 500, (500, 500)), ("short", 2000, (2000, 1000)),
+        ("full", None, (None, None)), ("full", 2000, (2000, 2000)),
+    ):  # fmt: skip
+        request = studies.Request(studies.get("mce-wrn"), studies.get_scale(scale), tmp_path, n=n)
+        assert (request.images("pgd-20"), request.images("autoattack")) == expected
+
+
 def test_list_names_every_study_and_scale(capsys) -> None:
     assert main(["study", "--list"]) == 0
     out = capsys.readouterr().out

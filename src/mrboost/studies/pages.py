@@ -130,7 +130,9 @@ def compose(request: Request, command: str, device: str) -> Page:
 
 
 def _below(request: Request, paper: Report) -> str:
-    return f"`{request.study.name}` at scale {request.scale.name} ({request.scale.summary}), beside {paper.place}."
+    changed = "; not all of it here, see below" if request.options else ""
+    scale = f"{request.scale.name} ({request.scale.summary}{changed})"
+    return f"`{request.study.name}` at scale {scale}, beside {paper.place}."
 
 
 def _versions(runs: Sequence[Run]) -> str:

@@ -54,8 +54,9 @@ class Request:
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack is to see; None is all."""
-        usual = self.scale.strong_n if attack == STRONG else self.scale.n
-        return usual if self.n is None else min(self.n, usual or self.n)
+        if attack == STRONG:  # dear: never more than the scale's
+            return min(found) if (found := [n for n in (self.n, self.scale.strong_n) if n is not None]) else None
+        return self.scale.n if self.n is None else self.n
 
     def trainings(self) -> list[Training]:
         """One for each data, row and seed."""
