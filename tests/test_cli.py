@@ -68,9 +68,10 @@ def test_parts_on_the_command_line_and_resume_without_them(
         ("mrboost-strong", ["--rounds", "2", "--later-epochs", "2"]),
         ("strong", ["--awp", "0", "--smoothing", "0", "--ema", "0"]),
     ):
-        out = tmp_path / name
+        out = tmp_path / f"my {name}"
         quick = ["--out", str(out), "--device", "cpu", "--quiet"]
         assert main(["train", name, "--epochs", "1", *options, *quick]) == 0
+        assert f"next: mrboost evaluate '{out}'" in capsys.readouterr().out, "ready to be typed"
         before = snapshot(out)
         assert main(["train", "--resume", *quick]) == 0
         assert snapshot(out) == before

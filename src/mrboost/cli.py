@@ -99,7 +99,8 @@ def _train(options: argparse.Namespace) -> None:
                 f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean {epoch['clean']:.2%}  "
                 f"pgd-20 {epoch['robust']:.2%}"
             )
-    print(f"next: mrboost evaluate {out}  and  mrboost report {out}")
+    typed = shlex.quote(str(out))
+    print(f"next: mrboost evaluate {typed}  and  mrboost report {typed}")
 
 
 def _summary(run: Run) -> dict[str, Any]:
