@@ -63,19 +63,21 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_parts_on_the_command_line_and_resume_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWP, smoothing and CutMix of a run are those of its folder, also where they switch a recipe's own off."""
+    """AWP, smoothing, CutMix and average of a run are its folder's, also where they switch a recipe's own off."""
     for name, options in (
         ("trades", ["--awp", "0.02", "--smoothing", "0.2", "--cutmix", "0.3"]),
-        ("strong", ["--awp", "0", "--smoothing", "0"]),
+        ("mrboost-strong", ["--rounds", "2", "--later-epochs", "2"]),
+        ("strong", ["--awp", "0", "--smoothing", "0", "--ema", "0"]),
     ):
-        out = tmp_path / name
+        out = tmp_path / f"my {name}"
         quick = ["--out", str(out), "--device", "cpu", "--quiet"]
         assert main(["train", name, "--epochs", "1", *options, *quick]) == 0
+        assert f"next: mrboost evaluate '{out}'" in capsys.readouterr().out, "ready to be typed"
         before = snapshot(out)
         assert main(["train", "--resume", *quick]) == 0
         assert snapshot(out) == before
         recipe = json.loads((out / "config.json").read_text())["recipe"]
-        assert (recipe["awp"] or {}).get("gamma") == (0.02 if name == "trades" else None)
+        assert (recipe["awp"] or {}).get("gamma") == {"trades": 0.02, "mrboost-strong": 0.005}.get(name)
     assert "another configuration" in error_of(capsys, "train", "strong", "--epochs", "1", "--resume", *quick)
 
 
@@ -152,6 +154,22 @@ def test_no_verify_reaches_the_data(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "at", "--eps", "8/0"], "'8/0' is not a number or a fraction"),
         (["train", "at", "--epochs", "many"], "invalid int value: 'many'"),
         (["train", "at", "--epohcs", "3"], "unknown argument '--epohcs': did you mean --epochs?"),
+        (["train", "at", "--epoch", "3"], "unknown argument '--epoch': did you mean --epochs?"),
+        (["train", "at", "--seeds", "3"], "did you mean --seed?"),
+        (["train", "at", "--epsilon=0.1"], "did you mean --eps?"),
+        (
+            ["train", "at", "--n", "5"],
+            "'--n': it is an option of mrboost evaluate, report, study, not of train (see",
+        ),
+        (["train", "at", "--limit", "5"], "unknown argument '--limit' (see mrboost train --help)"),
+        (["study", "boosting", "--first", "x"], "'--first': it is an option of mrboost train, not of study"),
+        (["--quiet", "train", "at"], "unknown argument '--quiet': give it after train"),
+        (["train", "at", "digits"], "unknown argument 'digits' (see"),
+        (["train", "at", "--norm", "L1"], "unknown norm 'L1': "),
+        (
+            ["train", "mrboost-exp", "--norm", "L2", "--eps", "0.5"],
+            "'mrboost-exp' draws from Linf balls, got norm 'L2'",
+        ),
         (["train", "at", "--norm", "l2", "--eps", "0.5"], "unknown norm 'l2': did you mean L2"),
         (["train", "at", "--device", "tpu"], "device 'tpu' is not available"),
         (["train"], "give a RECIPE"),

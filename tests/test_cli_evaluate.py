@@ -62,6 +62,22 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["report", *both, "--n", "50"]) == 0
     assert (tmp_path / "both" / "minutes.svg").exists()
 
+    quick = ["train", "at", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main([*quick, "--out", str(tmp_path / "other"), "--eps", "0.2", "--awp", "0.02"]) == 0
+    assert main([*quick, "--out", str(tmp_path / "l2"), "--eps", "0.5", "--norm", "L2"]) == 0
+    refused = error_of(capsys, "report", folder, tmp_path / "l2", "--out", tmp_path / "mixed.html")
+    assert "the runs are of different norms (Linf, L2): report each alone" in refused
+    both[1:4] = [str(tmp_path / "other"), "--out", str(tmp_path / "mixed.html")]
+    assert main(["report", *both, "--n", "50"]) == 0
+    page = (tmp_path / "mixed.html").read_text()
+    assert "Linf perturbations of eps = 0.1, 0.2." in page
+    assert "<tr><td>awp</td><td>0</td><td>0.02</td></tr>" in page
+    assert "<tr><td>eps</td><td>0.1</td><td>0.2</td></tr>" in page
+    assert f"Not evaluated yet. For the table of test accuracies run<br><code>mrboost evaluate {tmp_path}/other" in page
+    margins, curve = ((tmp_path / "both" / f"{name}.svg").read_text() for name in ("margins", "robustness"))
+    assert "Margins under attack, at the training eps" in margins
+    assert curve.count("training eps") == 2
+
 
 def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The attacks that fit, on few images; what they leave in the folder, the table, the page."""

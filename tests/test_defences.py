@@ -18,9 +18,9 @@ from mrboost.attacks import PGD, Gaussian, Uniform
 from mrboost.awp import AWP
 from mrboost.data import CutMix, Dataset, Mixed
 from mrboost.errors import InputError
-from mrboost.losses import margin_cross_entropy
+from mrboost.losses import cross_entropy, margin_cross_entropy
 from mrboost.objectives import Trades
-from mrboost.samplers import Diverge, Geometry, Learner, Sample, Turn
+from mrboost.samplers import All, Diverge, Geometry, Learner, Sample, Turn
 
 # The paper's appendix, one example and one class at a time. g: logits of the clean image, h: of the perturbed one.
 
@@ -265,12 +265,24 @@ EVERYTHING = {"awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "ema": 0.9, "clip": 
         (recipes.MRBOOST, {"awp": 0.01}),
         (BOOSTED_TRADES, {"awp": 0.005}),
         (replace(recipes.TRADES, sampler=Diverge(joint=True), init=recipes.PerInit()), {}),
+        (replace(recipes.GAIR, sampler=Geometry(joint=True), init=recipes.PerInit()), {"smoothing": 0.1}),
+        (replace(recipes.MART, sampler=All(cross_entropy), init=recipes.PerInit()), {"cutmix": 0.5}),
         (recipes.ROBBOOST, EVERYTHING),
         (recipes.GAIR_MCE, EVERYTHING),
         (recipes.MRBOOST_STRONG, {"cutmix": 1.0, "clip": 5.0}),
         (recipes.get("mrboost-max"), {"awp": 0.01, "ema": 0.9}),
     ],
-    ids=["mrboost+awp", "mrboost+trades+awp", "joint trades", "robboost", "gair-mce", "mrboost-strong", "max"],
+    ids=[
+        "mrboost+awp",
+        "mrboost+trades+awp",
+        "joint trades",
+        "joint gair",
+        "joint mart",
+        "robboost",
+        "gair-mce",
+        "mrboost-strong",
+        "max",
+    ],
 )
 def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
     recipe, options, tiny: Dataset, tmp_path, monkeypatch

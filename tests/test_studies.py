@@ -100,6 +100,18 @@ def test_rows_are_compared_point_by_point(smoke: Path) -> None:
     assert line.endswith(f"| {100 * (split[0] - split[1]) / 40:+.2f} ({chance:.2g}) |")
 
 
+def test_two_rows_are_compared_once(smoke: Path) -> None:
+    page = (smoke / "samplers.md").read_text()
+    assert "| Sampler.All − Sampler.Rnd |" in page
+    assert "| Sampler.Rnd − Sampler.All |" not in page
+
+
+def test_first_rounds_that_rows_share_are_named_in_the_cost(smoke: Path) -> None:
+    words = "with its validation, a first round that rows share in each of them"
+    assert words in (smoke / "boosting.md").read_text()
+    assert words not in (smoke / "mce-wrn.md").read_text()
+
+
 def test_a_staged_study_has_every_round(smoke: Path) -> None:
     table = cells(smoke / "boosting.md")
     run = smoke / "runs" / "digits-cnn-digits-mrboost-2x1-seed0"
@@ -122,6 +134,7 @@ def test_pinot_is_attacked_in_three_ways(smoke: Path) -> None:
     names = ("clean", "first member", "mean logits", "mean probabilities")
     expected = [f"{outcome(run, name, members=2):.2f}" for name in names]
     assert cells(smoke / "pinot.md")["Pinot"]["ours"][:4] == expected
+    assert "| AT − Pinot (mean probabilities) |" in (smoke / "pinot.md").read_text()
 
 
 def test_studies_share_their_trainings(smoke: Path) -> None:
@@ -238,12 +251,12 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
 
 def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
     command = ["study", "adaptive", *SMOKE, "--out", str(tmp_path)]
-    for n in (10, 11):
+    for n in (10, 45):
         assert main([*command, "--n", str(n)]) == 0
-        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text()
+        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text(), "more than the scale's, too"
     run = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0"
     found = json.loads((run / "results.json").read_text())
-    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 11]
+    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 45]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
 
 
@@ -258,6 +271,23 @@ def test_only_some_rows(tmp_path, capsys) -> None:
     assert table["Sampler.All"]["ours"] == ["–", "–"]
     assert "–" not in table["AT(2)"]["ours"]
     assert "2 of 5 trainings are finished" in (tmp_path / "samplers.md").read_text()
+
+
+def test_the_page_shows_what_is_there(tmp_path) -> None:
+    """Rows that have not met a new attack keep their other numbers; seconds are those of the seeds that are there."""
+    command = ["study", "curves", *SMOKE, "--n", "10", "--out", str(tmp_path)]
+    assert main(command) == 0
+    before = cells(tmp_path / "curves.md")["AT + MCE"]["ours"]
+    metrics = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0/metrics.jsonl"
+    metrics.write_text(json.dumps(json.loads(metrics.read_text()) | {"seconds": 1000}))
+    assert main([*command, "--seeds", "0", "1", "--only", "AT", "--also", "pgd-3"]) == 0
+    page = (tmp_path / "curves.md").read_text()
+    assert "best, pgd-3" in page
+    ours = cells(tmp_path / "curves.md")
+    assert ours["AT + MCE"]["ours"] == [*before, "–", "–"]
+    assert all("±" in cell for cell in ours["AT"]["ours"])
+    assert "2 of 4 trainings are finished" in page
+    assert "AT + MCE 1000 s." in page
 
 
 def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
@@ -305,6 +335,7 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
         "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie some points below" in page
     )
     assert "> Options other than the scale's: rounds = 3." in page
+    assert "to see that it runs; not all of it here, see below)" in page
 
 
 # Errors

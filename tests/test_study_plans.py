@@ -35,6 +35,8 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
         (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
         (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
         (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
+        (["theory", "--scale", "smoke", "--epochs", "3"], "theory has no trainings: leave epochs out"),
+        (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:
@@ -68,8 +70,36 @@ def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path
     for options in ({}, {"later_lr": 0.02}, {"later_lr": 0.01, "clip": 1.0}, {"later_lr": 0.01, "ema": 0.9}):
         with pytest.raises(InputError, match="another configuration"):
             training("mrboost", **options).run()
+    others = {"eps": 0.2, "lr": 0.05, "select_on": "test", "padding": 1, "flip": True, "batch_size": 64, "fast": "off"}
+    changed = training("wider", **others)
+    mrboost.boost(changed.recipe, "digits", out=changed.folder, device="cpu", **changed.options)
+    assert changed.run() is not None
+    for key in others:
+        with pytest.raises(InputError, match=f"another configuration .*{key}: "):
+            training("wider", **{name: value for name, value in others.items() if name != key}).run()
     assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
     assert training("wider", later_epochs=3).folder == training("wider").folder
+
+
+def test_a_recipes_own_average_is_fitted_and_found_again(tmp_path) -> None:
+    study = studies.Study("own", "A row with an average of its own", (studies.Row("strong", "strong"),))
+    for options, found in (({}, 0.9), ({"ema": 0.0}, None)):
+        out = tmp_path / str(found)
+        request = studies.Request(study, studies.get_scale("smoke"), out, options=options)
+        (training,) = request.trainings()
+        mrboost.boost(training.recipe, "digits", out=training.folder, device="cpu", **training.options)
+        run = training.run()
+        assert run is not None
+        assert run.config["recipe"]["ema"] == found
+
+
+def test_autoattack_sees_at_most_the_scales_images(tmp_path) -> None:
+    for scale, n, expected in (
+        ("short", None, (None, 1000)), ("short", 500, (500, 500)), ("short", 2000, (2000, 1000)),
+        ("full", None, (None, None)), ("full", 2000, (2000, 2000)),
+    ):  # fmt: skip
+        request = studies.Request(studies.get("mce-wrn"), studies.get_scale(scale), tmp_path, n=n)
+        assert (request.images("pgd-20"), request.images("autoattack")) == expected
 
 
 def test_list_names_every_study_and_scale(capsys) -> None:

@@ -178,7 +178,9 @@ def test_divergence_keeps_the_last_good_state(tiny: Dataset, tmp_path) -> None:
         return loss * math.nan if calls > 2 else loss  # one step an epoch: the third epoch breaks
 
     recipe = replace(recipes.AT, objective=OnPerturbed(loss=turns_nan))
-    with pytest.raises(InputError, match=r"diverged.*epoch 3.*state after epoch 2 is kept.*lower lr"):
+    with pytest.raises(
+        InputError, match=r"diverged.*epoch 3.*state after epoch 2 is kept.*in another folder, with a lower lr"
+    ):
         mrboost.boost(recipe, tiny, epochs=5, out=tmp_path / "run", device="cpu")
     tensors, facts = storage.read_tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["epoch"] == 2

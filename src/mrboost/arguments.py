@@ -22,7 +22,10 @@ Command = Callable[[argparse.Namespace], None]
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest what was meant."""
+    """argparse with one-line errors that suggest what was meant, and options by their whole names only."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message and self._subparsers is not None:
@@ -30,10 +33,25 @@ class _Parser(argparse.ArgumentParser):
             raise unknown_name("command", chosen, names, hint=f"see {self.prog} --help")
         raise InputError(f"{message} (see {self.prog} --help)")
 
-    def suggest(self, unknown: str) -> str:
-        options = [option for action in self._actions for option in action.option_strings]
-        close = difflib.get_close_matches(unknown.split("=")[0], options, n=1)
-        return f"unknown argument {unknown!r}" + (f": did you mean {close[0]}?" if close else "")
+    def options(self) -> dict[str, str]:
+        """The long options by their bare names."""
+        return {o.lstrip("-"): o for action in self._actions for o in action.option_strings if o.startswith("--")}
+
+
+def _unknown(argument: str, command: str, commands: Mapping[str, _Parser]) -> InputError:
+    """The error for what a command does not take: what was meant, or which other command takes it."""
+    remedy, name = "", argument.split("=")[0].lstrip("-")
+    mine, others = commands[command].options(), [prog for prog, parser in commands.items() if name in parser.options()]
+    if argument.startswith("-"):
+        close = difflib.get_close_matches(name, mine, n=1, cutoff=0.7)
+        close += [option for option in mine if len(name) > 2 and len(option) > 2 and option.startswith(name[:3])]
+        if name in mine:
+            remedy = f": give it after {command}"
+        elif close:
+            remedy = f": did you mean {mine[close[0]]}?"
+        elif others:
+            remedy = f": it is an option of mrboost {', '.join(others)}, not of {command}"
+    return InputError(f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)")
 
 
 def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argparse.Namespace:
@@ -41,8 +59,7 @@ def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argpar
     parser, commands = _build()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        command = commands[options.command]
-        raise InputError(f"{command.suggest(unknown[0])} (see {command.prog} --help)")
+        raise _unknown(unknown[0], options.command, commands)
     options.run = run[options.command]
     return options
 
@@ -89,20 +106,33 @@ def _train_command(sub: Any) -> _Parser:
 
 
 def _training_options(p: Any) -> None:
-    p.add_argument("--model", metavar="NAME", help=f"{', '.join(models.names())} (default: the data's usual one)")
+    p.add_argument(
+        "--model", metavar="NAME", help=f"{', '.join(models.names())}, NAME-silu, 5xNAME (default: the data's)"
+    )
     p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
     p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
     p.add_argument(
         "--later-epochs", type=int, metavar="E", help="epochs of the rounds after the first (default: equal)"
     )
-    p.add_argument("--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255")
+    p.add_argument(
+        "--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255 (default: the data's)"
+    )
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
-    p.add_argument("--step-size", type=_fraction, metavar="X", help="step of the training attack (default: eps/4)")
+    p.add_argument(
+        "--step-size",
+        type=_fraction,
+        metavar="X",
+        help="step of the training attack (default: the data's share of eps)",
+    )
     p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
-    p.add_argument("--later-lr", type=float, metavar="X", help="of the rounds after the first (default: equal)")
+    p.add_argument(
+        "--later-lr", type=float, metavar="X", help="learning rate of the rounds after the first (default: equal)"
+    )
     p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
-    p.add_argument("--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say")
+    p.add_argument(
+        "--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say; 0: no"
+    )
     p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
     p.add_argument(
         "--awp", type=float, metavar="X", help="move the weights adversarially by this share, 0.01 say; 0: no"
@@ -199,7 +229,9 @@ def _study_command(sub: Any) -> _Parser:
     p.add_argument("--data", nargs="+", default=(), metavar="NAME", help="in the place of the scale's; or folder:PATH")
     p.add_argument("--only", nargs="+", default=(), metavar="ROW", help="train these rows of the table, or recipes")
     p.add_argument("--part", type=_part, metavar="I/N", help="every N-th training from the I-th, and no page")
-    p.add_argument("--seeds", nargs="+", type=int, default=(0,), metavar="N", help="(default: 0)")
+    p.add_argument(
+        "--seeds", nargs="+", type=int, default=(0,), metavar="N", help="train each row with each (default: 0)"
+    )
     p.add_argument("--n", type=int, metavar="N", help="test images under attack (default: the scale's)")
     p.add_argument("--also", nargs="+", default=(), metavar="ATTACK", help="more attacks, on the finished classifiers")
     p.add_argument("--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)")

@@ -15,8 +15,9 @@ from typing import Any, Literal, TypedDict, Unpack
 from . import models
 from .attacks import PGD
 from .awp import AWP
-from .data import Augment, CutMix, Dataset
+from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, unknown_name
+from .exponential import Exp
 from .losses import Smoothed
 from .objectives import Objective, OnPairs
 from .recipes import Recipe
@@ -138,26 +139,22 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
+        ball(said["norm"], 0.5)  # an unknown name is the first thing to say
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
     filled: dict[str, Any] = {
-        "model": defaults.model,
         "rounds": recipe.rounds,
         "epochs": defaults.epochs,
-        "eps": defaults.eps,
-        "norm": "Linf",
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
         "seed": 0,
         "validation": max(1, min(1000, len(dataset.train) // 10)),
-        "select_on": "validation",
-        "precision": "auto",
-        "fast": "auto",
-        "augment": Augment(said.pop("padding", defaults.padding), said.pop("flip", defaults.flip)),
+        **usual(recipe, defaults, said.get("eps")),
     } | said
+    filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
-    # The data's own step belongs to its own radius; another radius scales it.
-    filled.setdefault("step_size", defaults.step_size * filled["eps"] / defaults.eps)
     config = Config(recipe=recipe, data=dataset.name, **filled)
+    if isinstance(recipe.sampler, Exp) and config.norm != "Linf":
+        raise InputError(
+            f"recipe {recipe.name!r} draws from Linf balls, got norm {config.norm!r}: mrboost takes any norm"
+        )
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
             raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")
@@ -173,6 +170,23 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
     return config
+
+
+def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[str, Any]:
+    """The options that need no more than the recipe's and the data's defaults, and the radius if one is given."""
+    return {
+        "eps": defaults.eps,
+        "norm": "Linf",
+        # The data's own step belongs to its own radius; another radius scales it.
+        "step_size": defaults.step_size * (defaults.eps if eps is None else eps) / defaults.eps,
+        "batch_size": recipe.batch_size,
+        "lr": recipe.lr,
+        "select_on": "validation",
+        "precision": "auto",
+        "fast": "auto",
+        "padding": defaults.padding,
+        "flip": defaults.flip,
+    }
 
 
 def _model(recipe: Recipe, said: str | None, usual: str) -> str:
@@ -252,7 +266,8 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
     recipe = config["recipe"]
-    parts = {key: recipe.get(key) for key in ("ema", "clip")}
+    # With later_ema the average is the recipe's own, fitted to the length of each round, and will be again.
+    parts = {"clip": recipe.get("clip"), "ema": None if config.get("later_ema") else recipe.get("ema") or 0}
     parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):

@@ -38,7 +38,7 @@ th{font-weight:600;color:#475569;font-size:.85rem;border-bottom:1px solid #e2e8f
 td:first-child,th:first-child{text-align:left} tr+tr td{border-top:1px solid #f1f5f9} small{color:#64748b}
 .plain td,.plain th{text-align:left} .note{color:#64748b;font-size:.85rem;max-width:75ch}
 .row{display:flex;flex-wrap:wrap;gap:1rem} .plot{background:#fff;border:1px solid #e2e8f0;max-width:100%;width:540px}
-.scroll{overflow-x:auto} .scroll td{white-space:nowrap}
+.scroll{overflow-x:auto} .scroll td{white-space:nowrap} .scroll td:first-child{white-space:normal;min-width:16ch}
 .gallery td,.gallery th{padding:.3rem .35rem;border:0;text-align:center}
 .gallery th{text-align:left;white-space:nowrap} figure{margin:0}
 .pixels{width:72px;height:72px;image-rendering:pixelated;display:block;margin:auto}

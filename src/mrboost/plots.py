@@ -85,16 +85,17 @@ def _below(axes: Any, whole: bool) -> None:
     axes.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
-def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], eps: float, norm: str) -> str:
-    """Accuracy and 95 % interval against the radius of the attack, with the training radius marked."""
+def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str) -> str:
+    """Accuracy and 95 % interval against the radius of the attack, with the training radii marked."""
     figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
     for color, (label, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
         radii = [point[0] for point in points]
         axes.plot(radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label)
         low, high = ([100 * point[2][end] for point in points] for end in (0, 1))
         axes.fill_between(radii, low, high, color=color, alpha=0.15, lw=0)
-    axes.axvline(eps, color="#777", lw=0.8, ls="--")
-    axes.annotate("training eps", (eps, 2), fontsize=7, color="#555", xytext=(3, 0), textcoords="offset points")
+    for eps in trained:
+        axes.axvline(eps, color="#777", lw=0.8, ls="--")
+        axes.annotate("training eps", (eps, 2), fontsize=7, color="#555", xytext=(3, 0), textcoords="offset points")
     axes.set_ylim(0, 101)
     axes.set_xlim(left=0)
     axes.legend(fontsize=8, frameon=False)
@@ -116,9 +117,10 @@ def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: st
     return _svg(figure)
 
 
-def margin_curves(margins: Mapping[str, Sequence[float]], eps: float) -> str:
-    """The share of attacked images whose margin is at most m, against m."""
-    figure, axes = _axes(f"Margins under attack, eps = {eps:g}", "margin m", "images with margin ≤ m, %")
+def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[float]) -> str:
+    """The share of attacked images whose margin is at most m, against m; each run at its training radius."""
+    radius = f"eps = {trained[0]:g}" if len(trained) == 1 else "at the training eps"
+    figure, axes = _axes(f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %")
     for color, (label, values) in zip(_cycle(len(margins)), margins.items(), strict=True):
         ordered = sorted(values)
         share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import __version__, plots
 from .attacks import PGD, attacked, named
 from .comparison import DIFFERENCES, SideBySide, run_labels
+from .config import as_said
 from .curves import probability_margins, robustness_curve
 from .data import Dataset, Split
 from .ensemble import Ensemble, Mixture
@@ -53,10 +54,9 @@ def write_report(
     """
     runs = [Run.open(folder) for folder in run_dirs]
     named(attack)  # a mistyped name is found before anything is loaded
-    if len({str(run.config["data"]) for run in runs}) > 1:
-        raise InputError(
-            f"the runs are on different data ({', '.join(r.config['data'] for r in runs)}): report each alone"
-        )
+    for key, what in (("data", "on different data"), ("norm", "of different norms")):
+        if len(found := dict.fromkeys(str(run.config[key]) for run in runs)) > 1:
+            raise InputError(f"the runs are {what} ({', '.join(found)}): report each alone")
     dataset = load_data(runs[0], data_dir, verify=verify)
     labels = run_labels(runs)
     test, measured, galleries = draw(dataset.test, min(n, len(dataset.test))), {}, []
@@ -65,13 +65,14 @@ def write_report(
         measured[label] = _measure(run, model, test, attack, progress)
         galleries.append(_gallery(label, run, model, dataset))
     metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
-    first = runs[0].config
-    held_out = "validation" if first["select_on"] == "validation" else "test (used for selection: optimistic)"
+    trained, selected = (list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on"))
+    held_out = "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
+    held_out = held_out if len(selected) == 1 else "held-out (some of them test)"
     figures = {
         "robustness": plots.robustness_curves(
-            {k: m["points"] for k, m in measured.items()}, first["eps"], first["norm"]
+            {k: m["points"] for k, m in measured.items()}, trained, runs[0].config["norm"]
         ),
-        "margins": plots.margin_curves({k: m["margins"] for k, m in measured.items()}, first["eps"]),
+        "margins": plots.margin_curves({k: m["margins"] for k, m in measured.items()}, trained),
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
@@ -138,20 +139,23 @@ def _by_the_clock(figure: str) -> str:
 
 
 def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> str:
-    config = runs[0].config
+    config, radii = runs[0].config, dict.fromkeys(format_eps(run.config["eps"]) for run in runs)
     shape = "×".join(str(size) for size in dataset.shape)
     return (
         f"<h1>Robustness of {escape(', '.join(labels))}</h1>"
         f"<p>Trained on <b>{escape(config['data'])}</b> ({len(dataset.train):,} training and {len(dataset.test):,} "
         f"test images of {shape}, {dataset.num_classes} classes) against {config['norm']} perturbations of "
-        f"eps = {format_eps(config['eps'])}.</p>"
+        f"eps = {', '.join(radii)}.</p>"
     )
 
 
 def _results_table(table: SideBySide, runs: Sequence[Run]) -> str:
-    if not table.rows:
-        commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in runs)
-        return f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
+    there, missing = {label for label, _, _ in table.rows}, ""
+    if waiting := [run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there]:
+        commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting)
+        missing = f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
+    if not there:
+        return missing
     head = "".join(f"<th>{escape(name)}</th>" for name in table.head())
     lines = []
     for i, (_, _, found) in enumerate(table.rows):
@@ -164,6 +168,7 @@ def _results_table(table: SideBySide, runs: Sequence[Run]) -> str:
         "ball is bold, of worst cases only over the same attacks. Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
+        + missing
         + _differences(table)
         + _doubts(table)
     )
@@ -254,14 +259,15 @@ def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | No
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     keys = (
         *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
-        *("validation", "select_on", "first"),
+        *("validation", "select_on", "first", "eps"),
     )
+    parts = ("schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
     rows = []
-    for key in keys:
+    for key in (*keys, *parts):
         inner = {"recipe": "summary", "first": "run"}.get(key)
-        values = [run.config.get(key) for run in runs]
+        values = [(as_said(run.config) if key in parts else run.config).get(key) for run in runs]
         values = [value[inner] if inner and value else value for value in values]
-        if all(value is None for value in values):
+        if all(value is None for value in values) or (key in parts and not any(values)):
             continue
         rows.append(f"<tr><td>{key}</td>{''.join(f'<td>{escape(str(value))}</td>' for value in values)}</tr>")
     head = "".join(f"<th>{escape(label)}</th>" for label in labels)

@@ -157,7 +157,7 @@ def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: in
         kept = f"the state after epoch {epoch} is kept in {str(run.folder)!r}"
     return (
         f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch {epoch + 1}, "
-        f"{error}; {kept}: start a new run with a lower lr"
+        f"{error}; {kept}: start a new run, in another folder, with a lower lr"
     )
 
 

@@ -11,7 +11,7 @@ attack's eps always means the same thing.
 
 from mrboost.data.dataset import Dataset, Defaults, Split, from_tensors, hold_out
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
-from mrboost.data.sources import describe, load, names
+from mrboost.data.sources import defaults, describe, load, names
 
 __all__ = [
     "Augment",
@@ -21,6 +21,7 @@ __all__ = [
     "Defaults",
     "Mixed",
     "Split",
+    "defaults",
     "describe",
     "from_tensors",
     "hold_out",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrboost.data.archives import reason
-from mrboost.data.dataset import Dataset, Split, usual_defaults
+from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
 from mrboost.data.folder import LAYOUT, read_folder
 from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, unknown_name
@@ -41,6 +41,11 @@ class Found(NamedTuple):
 def names() -> tuple[str, ...]:
     """The named datasets, sorted."""
     return tuple(sorted(SOURCES))
+
+
+def defaults(name: str, height: int) -> Defaults:
+    """What a user who says nothing gets for a dataset with images of this height, on disk or not."""
+    return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
 def load(name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True) -> Dataset:

@@ -90,17 +90,21 @@ def compose(request: Request, command: str, device: str) -> Page:
             study.title, _below(request, paper), (), drawing.tables, drawing.plots, {NOTES: paper.notes, MADE: made}
         )
     trainings = request.trainings()
-    done = [training for training in trainings if training.is_done()]
-    runs = [run for training in done if (run := training.run()) is not None]
+    there = [training for training in trainings if training.is_trained()]
+    finished = sum(training.is_done() for training in there)
+    runs = [run for training in there if (run := training.run()) is not None]
     measures: dict[str, dict[str, list[float]]] = {row.label: {} for row in study.rows}
-    for one in done:
+    for one in there:
         for column, value in one.measures().items():
             measures[one.label].setdefault(column, []).append(value)
     ours = {row: {c: statistics.mean(values) for c, values in found.items()} for row, found in measures.items()}
-    trained = {row.label: 0.0 for row in study.rows}
-    for t, run in zip(done, runs, strict=True):
-        trained[t.label] += sum(row["seconds"] for row in run.metrics()) / len(request.seeds)
-    evaluations = [(t, e) for t, run in zip(done, runs, strict=True) for e in run.results.get("evaluations", [])]
+    trained: dict[str, dict[int, float]] = {row.label: {} for row in study.rows}
+    for t, run in zip(there, runs, strict=True):
+        of, seed = trained[t.label], t.options["seed"]
+        of[seed] = of.get(seed, 0.0) + sum(row["seconds"] for row in run.metrics())
+    by_row = {row: statistics.mean(seconds.values()) for row, seconds in trained.items() if seconds}
+    shared = ", a first round that rows share in each of them" if any("first" in run.config for run in runs) else ""
+    evaluations = [(t, e) for t, run in zip(there, runs, strict=True) for e in run.results.get("evaluations", [])]
     evaluation = sum(outcome["seconds"] for _, e in evaluations for outcome in e["outcomes"])
     hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
     lists: dict[str, Sequence[str]] = {
@@ -110,23 +114,25 @@ def compose(request: Request, command: str, device: str) -> Page:
         NOTES: paper.notes,
         MADE: [
             f"`{command}`",
-            f"{len(done)} of {len(trainings)} trainings are finished; seeds {', '.join(map(str, request.seeds))}.",
+            f"{finished} of {len(trainings)} trainings are finished; seeds {', '.join(map(str, request.seeds))}.",
             _versions(runs),
             f"Hardware: {', '.join(hardware) or 'none yet'}.",
-            f"Cost: {sum(trained.values()) * len(request.seeds):.0f} s of training (with its validation) and "
-            f"{evaluation:.0f} s of evaluation.",
-            f"Training by row, each seed: {', '.join(f'{row} {s:.0f} s' for row, s in trained.items() if s)}.",
+            f"Cost: {sum(sum(seconds.values()) for seconds in trained.values()):.0f} s of training (with its "
+            f"validation{shared}) and {evaluation:.0f} s of evaluation.",
+            f"Training by row, each seed: {', '.join(f'{row} {seconds:.0f} s' for row, seconds in by_row.items())}.",
         ],
     }
-    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours), *paired(paper, done)]
+    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours), *paired(paper, there)]
     lists = {title: items for title, items in lists.items() if items}
     return Page(
-        study.title, _below(request, paper), _caveats(request, trainings), tables, _plots(request, done, ours), lists
+        study.title, _below(request, paper), _caveats(request, trainings), tables, _plots(request, there, ours), lists
     )
 
 
 def _below(request: Request, paper: Report) -> str:
-    return f"`{request.study.name}` at scale {request.scale.name} ({request.scale.summary}), beside {paper.place}."
+    changed = "; not all of it here, see below" if request.options else ""
+    scale = f"{request.scale.name} ({request.scale.summary}{changed})"
+    return f"`{request.study.name}` at scale {scale}, beside {paper.place}."
 
 
 def _versions(runs: Sequence[Run]) -> str:
@@ -218,13 +224,13 @@ def _claims(paper: Report, ours: Figures) -> list[Table]:
     )
 
 
-def _plots(request: Request, done: Sequence[Training], ours: Figures) -> dict[str, str]:
-    if not done or not request.study.plot:
+def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[str, str]:
+    if not there or not request.study.plot:
         return {}
     if request.study.plot == "epochs":
-        first = {t.label: t for t in reversed(done)}  # the first seed's
+        first = {t.label: t for t in reversed(there)}  # the first seed's
         metrics = {label: run.metrics() for label, t in sorted(first.items()) if (run := t.run()) is not None}
-        return {"epochs": plots.training_curves(metrics, str(done[0].options.get("select_on", "validation")))}
+        return {"epochs": plots.training_curves(metrics, str(there[0].options.get("select_on", "validation")))}
     staged: dict[str, list[dict[str, object]]] = {}
     for row, found in ours.items():
         for column in found:

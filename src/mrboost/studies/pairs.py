@@ -16,10 +16,10 @@ Points = dict[int, list[float]]
 """Of one row and column: for each seed whether each test image is classified correctly."""
 
 
-def paired(paper: Report, done: Sequence[Training]) -> list[Table]:
+def paired(paper: Report, there: Sequence[Training]) -> list[Table]:
     """The rows that the paper's text compares, point by point."""
     points: dict[str, dict[str, Points]] = {}
-    for training in done:
+    for training in there:
         row = points.setdefault(training.label, {})
         for column, outcome in training.outcomes().items():
             row.setdefault(column, {})[training.options["seed"]] = outcome["correct"]
@@ -48,8 +48,12 @@ def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[st
                 dict(product(claim.columns, [claim.against])) if claim.against else dict(zip(first, first, strict=True))
             )
             for column, partner in partners.items():
-                if more != less and (cell := _cell(first.get(column, {}), second.get(partner, {}))):
-                    cells.setdefault((more, less), {})[column] = cell
+                if more == less or (less, more) in cells:
+                    continue
+                measure = partner.split("/")[3]
+                named = less if column.endswith(measure) else f"{less} ({measure})"
+                if cell := _cell(first.get(column, {}), second.get(partner, {})):
+                    cells.setdefault((more, named), {})[column] = cell
     return cells
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.config import as_said, describe_parts, differences
+from mrboost.config import as_said, describe_parts, differences, usual
+from mrboost.data import defaults
 from mrboost.errors import InputError
 from mrboost.runs import Run, slug
 
@@ -46,13 +47,16 @@ class Request:
             raise InputError(f"n must be at least 1, got {self.n}")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread")
+        if not self.study.rows and (given := [*self.options, *self.also]):
+            raise InputError(f"{self.study.name} has no trainings: leave {', '.join(given)} out")
         if "rounds" in self.options and not self.study.staged:
             raise InputError(f"the rounds of {self.study.name} are part of what it studies: leave --rounds out")
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack is to see; None is all."""
-        usual = self.scale.strong_n if attack == STRONG else self.scale.n
-        return usual if self.n is None else min(self.n, usual or self.n)
+        if attack == STRONG:  # dear: never more than the scale's
+            return min(found) if (found := [n for n in (self.n, self.scale.strong_n) if n is not None]) else None
+        return self.scale.n if self.n is None else self.n
 
     def trainings(self) -> list[Training]:
         """One for each data, row and seed."""
@@ -104,15 +108,18 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        # What nobody asked for is as the recipe has it; but an average of its own is fitted to the training's length.
-        usual = dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
-        parts = as_said({"recipe": describe_parts(self.recipe)})
-        said = usual | {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
-        del said["model"]  # the folder's name has it
-        said["ema"] = said.get("ema") or None  # 0 is none
-        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
         recipe = run.config["recipe"]
         saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
+        # What nobody asked for is as data and recipe have it; but a recipe's own average is fitted to the length.
+        said = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
+        said = {key: value for key, value in said.items() if key in saved}
+        said |= dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
+        parts = as_said({"recipe": describe_parts(self.recipe)})
+        said |= {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
+        del said["model"]  # the folder's name has it
+        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
+        for options in (said, saved):
+            options |= {"ema": options["ema"] or None} if "ema" in options else {}  # 0 is none
         changed = differences({key: saved.get(key) for key in said}, said)
         if changed:
             raise InputError(
@@ -151,7 +158,7 @@ class Training:
         ]
 
     def measures(self) -> dict[str, float]:
-        """Of a finished run: accuracies in per cent, seconds of an epoch."""
+        """Of a trained run: accuracies in per cent, seconds of an epoch."""
         run = self.run()
         assert run is not None
         found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes().items()}
@@ -161,14 +168,15 @@ class Training:
         return found
 
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Of a finished run: what is known under each attack, point by point."""
+        """Of a trained run: what is known by now under each attack, point by point."""
         run = self.run()
         assert run is not None
         found: dict[str, dict[str, Any]] = {}
         for which, members, n, attacks in self._stages():
             known = outcomes(run, which, members, n)
             for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
-                found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[self.actual(attack)])
+                if (actual := self.actual(attack)) in known:
+                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[actual])
         return found
 
 

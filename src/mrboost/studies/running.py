@@ -35,6 +35,8 @@ def choose(
 ) -> list[Training]:
     """Those of the rows ``only``, by label or recipe, and of these every n-th from the i-th for part (i, n)."""
     if only:
+        if not trainings:
+            raise InputError("this study has no trainings: leave --only out")
         names = {name.lower(): t.label for t in trainings for name in (t.recipe.name, t.label)}
         for name in only:
             if name.lower() not in names:
