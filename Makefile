@@ -1,4 +1,4 @@
-# make demo: train, evaluate and report on real digits in about two minutes. make test: everything that CI checks.
+# make demo: train, evaluate and report on real digits in a few minutes. make test: everything that CI checks.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed

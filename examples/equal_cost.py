@@ -28,19 +28,21 @@ import mrboost
 from mrboost.data import Dataset, Split, hold_out
 
 ROUNDS = 5
-METHODS: dict[str, tuple[str, int, float]] = {  # recipe, rounds, epochs of a later one in units of E
-    "mrboost (All, Ind, PerInit)": ("mrboost", ROUNDS, 1),
-    "mrboost-rndinit": ("mrboost-rndinit", ROUNDS, 1),
-    "robboost-perinit (Whole)": ("robboost-perinit", ROUNDS, 1),
-    "five independent at-mce": ("at-mce", ROUNDS, 3),
-    "five independent at": ("at", ROUNDS, 3),
-    "one at-mce, as long": ("at-mce", 1, 15),
-    "one at, as long": ("at", 1, 15),
-    "mrboost, a long first round": ("mrboost", ROUNDS, 1 / 2),
-    "mrboost, three times the cost": ("mrboost", ROUNDS, 3),
-    "mrboost-drawn": ("mrboost-drawn", ROUNDS, 5 / 3),
-    "mrboost-drawn, a long first round": ("mrboost-drawn", ROUNDS, 7 / 8),
+METHODS: dict[str, tuple[str, int, float | None, float]] = {
+    # recipe, rounds, epochs of the first and of a later one in units of E; None: what the later ones leave
+    "mrboost (All, Ind, PerInit)": ("mrboost", ROUNDS, 1, 1),
+    "mrboost-rndinit": ("mrboost-rndinit", ROUNDS, 1, 1),
+    "robboost-perinit (Whole)": ("robboost-perinit", ROUNDS, 1, 1),
+    "five independent at-mce": ("at-mce", ROUNDS, 3, 3),
+    "five independent at": ("at", ROUNDS, 3, 3),
+    "one at-mce, as long": ("at-mce", 1, 15, 15),
+    "one at, as long": ("at", 1, 15, 15),
+    "mrboost, a long first round": ("mrboost", ROUNDS, None, 1 / 2),
+    "mrboost, three times the cost": ("mrboost", ROUNDS, 3, 3),
+    "mrboost-drawn": ("mrboost-drawn", ROUNDS, 5 / 3, 5 / 3),
+    "mrboost-drawn, a long first round": ("mrboost-drawn", ROUNDS, None, 7 / 8),
 }
+LATER = {"mrboost": 2 + 3 + 4 + 5, "mrboost-drawn": 2 + 2 + 2 + 2}  # passes a step of the later rounds together
 Scores = dict[str, float]
 
 
@@ -75,10 +77,9 @@ def main() -> None:
 
 def run(label: str, seed: int, options: argparse.Namespace) -> list[Scores]:
     """Train a method round by round; the scores of the ensemble after each."""
-    recipe, rounds, factor = METHODS[label]
-    first = later = int(factor * options.epochs)
-    if "long" in label and rounds > 1:  # later rounds cost 2 to 5 passes a step, or 2 each; the first has the rest
-        first = 15 * options.epochs - (8 if recipe == "mrboost-drawn" else 14) * later
+    recipe, rounds, of_first, of_later = METHODS[label]
+    later = int(of_later * options.epochs)
+    first = 15 * options.epochs - LATER[recipe] * later if of_first is None else int(of_first * options.epochs)
     dataset = load(options.data, options.data_dir, options.train, options.test)
     folder = options.out / f"{recipe}-{rounds}x{first}{f'-{later}' if later != first else ''}-seed{seed}"
     kept = folder / "staged.json"

@@ -221,8 +221,10 @@ class Drawn:
 
 def _with_one(who: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     *past, learner = who
-    parts = [member(part) for member, part in zip(past, x.tensor_split(max(1, len(past))), strict=False) if len(part)]
-    return (learner(x) + len(past) * torch.cat(parts)) / len(who) if parts else learner(x)
+    if not past:
+        return learner(x)
+    parts = [member(part) for member, part in zip(past, x.tensor_split(len(past)), strict=True) if len(part)]
+    return (learner(x) + len(past) * torch.cat(parts)) / len(who)
 
 
 @dataclass(frozen=True)
