@@ -25,7 +25,7 @@ from mrboost.attacks import Gaussian
 from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
 from mrboost.losses import Smoothed, margin_cross_entropy, margin_kl_divergence
-from mrboost.objectives import Trades
+from mrboost.objectives import OnPerturbed, Trades
 from mrboost.samplers import Diverge
 
 ROWS = [
@@ -47,12 +47,21 @@ COMPOSED = {
     for recipe in (
         replace(recipes.TRADES, name="trades+awp", awp=AWP(0.005)),
         replace(recipes.TRADES_MCE, name="trades-mce+awp", awp=AWP(0.005)),
+        replace(recipes.STRONG, name="strong+silu", model="{}-silu"),
+        replace(recipes.STRONG, name="strong+smoothing", objective=OnPerturbed(Smoothed(margin_cross_entropy))),
+        replace(
+            recipes.STRONG,
+            name="strong+smoothing+silu",
+            objective=OnPerturbed(Smoothed(margin_cross_entropy)),
+            model="{}-silu",
+        ),
         replace(
             recipes.STRONG,
             name="strong-trades",
             start=Gaussian(),
             sampler=Diverge(margin_kl_divergence),
             objective=Trades(Smoothed(margin_cross_entropy), margin_kl_divergence),
+            model="{}-silu",
         ),
         replace(recipes.MRBOOST, name="mrboost+awp", awp=AWP()),
         replace(recipes.MRBOOST, name="mrboost+trades", objective=Trades()),

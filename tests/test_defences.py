@@ -18,7 +18,7 @@ from mrboost.attacks import PGD, Gaussian, Uniform
 from mrboost.awp import AWP
 from mrboost.data import CutMix, Dataset, Mixed
 from mrboost.errors import InputError
-from mrboost.losses import cross_entropy, margin_cross_entropy
+from mrboost.losses import Smoothed, cross_entropy, margin_cross_entropy
 from mrboost.objectives import Trades
 from mrboost.samplers import All, Diverge, Geometry, Learner, Sample, Turn
 
@@ -68,8 +68,9 @@ LITERAL: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "gair-mce": lambda g, h, y: mce_a(h, y),
     "awp": lambda g, h, y: ce(h, y),
     "awp-mce": lambda g, h, y: mce_a(h, y),
-    "strong": lambda g, h, y: smoothed(mce_a, h, y),
-    "mrboost-strong": lambda g, h, y: smoothed(mce_a, h, y),
+    "strong": lambda g, h, y: mce_a(h, y),
+    "mrboost-strong": lambda g, h, y: mce_a(h, y),
+    "at-mce, smoothed": lambda g, h, y: smoothed(mce_a, h, y),
 }
 
 
@@ -85,7 +86,10 @@ def test_the_objective_is_the_papers(name: str, classes: int, mixing: bool) -> N
     y, second = torch.arange(6) % classes, torch.arange(1, 7) % classes
     share = torch.rand(6, generator=generator, dtype=torch.float64)
     sample = Sample(clean=clean, x=x, y=y, mixed=Mixed(second, share) if mixing else None)
-    losses, logits = recipes.get(name).objective(lambda images: images, sample)
+    objective = recipes.get(name.partition(",")[0]).objective
+    if "smoothed" in name:
+        objective = replace(objective, loss=Smoothed(objective.loss))
+    losses, logits = objective(lambda images: images, sample)
     expected = torch.stack([LITERAL[name](clean[i], x[i], int(y[i])) for i in range(6)])
     if mixing:
         twin = torch.stack([LITERAL[name](clean[i], x[i], int(second[i])) for i in range(6)])
@@ -313,10 +317,12 @@ def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
     assert recipe["objective"]["loss"] == {"part": "Smoothed", "loss": "cross_entropy", "share": 0.1}
     assert recipe["cutmix"] == {"part": "CutMix", "probability": 0.5}
     resolve = mrboost.config.resolve
-    plain = resolve(recipes.STRONG, tiny, awp=0, smoothing=0, cutmix=0).recipe
+    smooth = resolve(recipes.STRONG, tiny, smoothing=0.1, cutmix=0.5).recipe
+    plain = resolve(smooth, tiny, awp=0, smoothing=0, cutmix=0).recipe
     assert (plain.awp, plain.cutmix, plain.objective) == (None, None, recipes.AWP_MCE.objective)
-    assert resolve(recipes.STRONG, tiny, smoothing=0.2).recipe.objective.loss.share == 0.2
-    assert resolve(recipes.STRONG, tiny).model == resolve(recipes.STRONG, tiny, model="cnn-digits-silu").model
+    assert resolve(smooth, tiny, smoothing=0.2).recipe.objective.loss.share == 0.2
+    silu = replace(recipes.STRONG, model="{}-silu")
+    assert resolve(silu, tiny).model == resolve(silu, tiny, model="cnn-digits-silu").model == "cnn-digits-silu"
     for options, message in (
         ({"awp": 1.0}, "between 0 and 1, got 1.0"),
         ({"smoothing": -0.1}, "between 0 and 1, got -0.1"),

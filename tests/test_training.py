@@ -18,7 +18,7 @@ from mrboost.config import resolve
 from mrboost.data import CutMix, Dataset
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
-from mrboost.losses import cross_entropy
+from mrboost.losses import Smoothed, cross_entropy, margin_cross_entropy
 from mrboost.objectives import OnPerturbed
 from mrboost.recipes import Recipe
 from mrboost.samplers import Learner
@@ -26,7 +26,8 @@ from mrboost.schedules import OneCycle, Piecewise
 from mrboost.seeds import derive
 from mrboost.training import begin, fit
 
-STRONG = replace(recipes.STRONG, ema=0.9, clip=1.0, cutmix=CutMix())  # every part at once
+SMOOTH = OnPerturbed(Smoothed(margin_cross_entropy))
+STRONG = replace(recipes.STRONG, objective=SMOOTH, ema=0.9, clip=1.0, cutmix=CutMix())  # every part at once
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

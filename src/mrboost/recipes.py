@@ -17,7 +17,7 @@ from .ensemble import Ensemble, Mixture
 from .errors import unknown_name
 from .exponential import Exp
 from .initial import Init, PerInit, RndInit
-from .losses import Smoothed, cross_entropy, margin_cross_entropy, margin_kl_divergence
+from .losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
 from .schedules import OneCycle, Piecewise, Schedule
@@ -189,12 +189,8 @@ GAIR_MCE = replace(
 STRONG = replace(
     AWP_MCE,
     name="strong",
-    summary="awp-mce with what is said to strengthen single models: averaged weights, smooth labels, SiLU",
-    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i MCE-A(g_{θ + v}(x_i + δ_i), ȳ_i),  ȳ the smoothed label,  "
-    "δ_i = argmax_δ MCE-A(g(x_i + δ), y_i)",
-    reference="composed here, of awp-mce, one-cycle rates, averaged weights, label smoothing and SiLU",
-    objective=OnPerturbed(Smoothed(margin_cross_entropy)),
-    model="{}-silu",
+    summary="the best single model so far: awp-mce with smaller steps of the weights, one-cycle rates and averages",
+    reference="composed here, of awp-mce, one-cycle rates and averaged weights",
     schedule=OneCycle(),
     lr=0.2,
     awp=AWP(0.005),
@@ -233,7 +229,8 @@ MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
     summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, with it",
-    formula=STRONG.formula.replace("MCE-A(g(x_i + δ)", "MCE-A(mean_{j<=t} g_j(x_i + δ)"),
+    formula="min_θt max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i MCE-A(g_{θt + v}(x_i + δ_i), y_i),  "
+    "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)",
     sampler=All(),
     init=PerInit(),
     rounds=5,
