@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import mrboost
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -44,6 +47,28 @@ def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: py
         [float(v) for v in line.split(":")[1].split(",")] for line in capsys.readouterr().out.splitlines()
     )
     assert averaged[1] > copied[1]
+
+
+def test_joined(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Members that were trained apart answer together with their mean logits."""
+    runs = [str(tmp_path / f"seed{seed}") for seed in (0, 1)]
+    for seed, run in enumerate(runs):
+        mrboost.boost("at", "digits", epochs=1, seed=seed, out=run, device="cpu")
+    asked = ["joined.py", *runs, "--attack", "fgsm", "--all", "pgd-2", "--n", "20", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", asked)
+    load(ROOT / "examples" / "joined.py").main()
+    printed = capsys.readouterr().out
+    test = mrboost.data.load("digits").test
+    both = mrboost.Ensemble([member for run in runs for member in mrboost.load(run)])
+    clean = mrboost.evaluate(both, test, attack=(), eps=0.1, check=False)["clean"].accuracy
+    assert f"clean            {clean:.2%}" in printed.split("2 together")[1]
+    assert "all, 20 images" in printed
+
+
+def test_the_rules_that_choose_an_epoch() -> None:
+    rules = load(ROOT / "examples" / "choosing_an_epoch.py").RULES
+    curve = [0.3, 0.5, 0.5, 0.48, 0.46, 0.4]  # of 100 images: half an error is 0.025, one is 0.05
+    assert [rule(curve, 100) for rule in rules.values()] == [1, 2, 3, 4, 5]
 
 
 def test_the_design_names_every_file() -> None:

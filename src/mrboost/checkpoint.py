@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,8 @@ class Progress:
     epoch: int = 0
     best_epoch: int = 0
     best_robust: float = -1.0
+    top_robust: float = -1.0
+    """Of any epoch; the best one may be a little below it, see ``good_enough``."""
     best: State = field(default_factory=dict)
 
     @property
@@ -52,10 +55,11 @@ class Progress:
         """The model that is scored and kept: the average of the weights where there is one."""
         return self.learner if self.average is None else self.average.module
 
-    def score(self, robust: float) -> None:
-        """Close an epoch with its robust accuracy on held-out images; of equals, the later one has learned more."""
+    def score(self, robust: float, images: float) -> None:
+        """Close an epoch with its robust accuracy on so many held-out images."""
         self.epoch += 1
-        if robust >= self.best_robust:
+        self.top_robust = max(self.top_robust, robust)
+        if robust >= good_enough(self.top_robust, images):
             self.best_epoch, self.best_robust, self.best = self.epoch, robust, copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:
@@ -69,6 +73,7 @@ class Progress:
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
             "best_robust": self.best_robust,
+            "top_robust": self.top_robust,
         }
         run.save_checkpoint(tensors, facts)
 
@@ -90,6 +95,7 @@ class Progress:
 
     def _put_back(self, tensors: State, facts: dict[str, Any]) -> None:
         self.epoch, self.best_epoch, self.best_robust = facts["epoch"], facts["best_epoch"], facts["best_robust"]
+        self.top_robust = facts.get("top_robust", self.best_robust)
         self.learner.load_state_dict(_part(tensors, "learner"))
         if self.average is not None:
             self.average.module.load_state_dict(_part(tensors, "average"))
@@ -105,6 +111,15 @@ class Progress:
         ) in self.optimizer.state.items():  # files hold rows; the fused step wants the weights' layout
             kept.update({slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim})
         self.best = _part(tensors, "best")
+
+
+def good_enough(top: float, images: float) -> float:
+    """The accuracy from which on an epoch is as good as one with ``top``, as far as so many images can tell.
+
+    Of such epochs the latest counts as the best: it has learned most. Half the standard error of one accuracy is about
+    the noise between two epochs, which meet the same images and are right on mostly the same ones.
+    """
+    return top - 0.5 * math.sqrt(top * (1 - top) / images)
 
 
 def copy_state(module: nn.Module) -> State:

@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ import torch
 from . import data, recipes
 from .arguments import parse
 from .boosting import boost
+from .checkpoint import good_enough
 from .comparison import curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
@@ -105,10 +107,11 @@ def _train(options: argparse.Namespace) -> None:
 
 def _summary(run: Run) -> dict[str, Any]:
     """The best and the last epoch of each round."""
-    rounds = []
+    rounds, images = [], run.config["validation"] if run.config["select_on"] == "validation" else math.inf
     for round_ in range(1, run.rounds_done() + 1):
         rows = [row for row in run.metrics() if row["round"] == round_]
-        best = max(rows, key=lambda row: (row["robust"], row["epoch"]))
+        least = good_enough(max(row["robust"] for row in rows), images)
+        best = [row for row in rows if row["robust"] >= least][-1]
         rounds.append({"round": round_, "best": best, "last": rows[-1]})
     return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
 

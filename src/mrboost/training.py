@@ -7,6 +7,7 @@ the best weights so far and the current ones are both kept, and everything neede
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -56,8 +57,9 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
-    The best epoch is the one after which the ensemble of ``past`` and learner is most robust on ``held_out``; where the
-    sampler ignores the past, the learner alone is judged.
+    The best epoch is the latest after which the ensemble of ``past`` and learner is as robust on ``held_out`` as it
+    ever was, but for chance; chosen on the test images, as papers do, it is the most robust. Where the sampler ignores
+    the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = begin(learner, config, fabric)
@@ -85,7 +87,7 @@ def fit(
             _agree(state, fabric)
             judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
             clean, robust = _validate(judged, held_out, config, fabric)
-            state.score(robust)
+            state.score(robust, len(held_out) if config.select_on == "validation" else math.inf)
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
                 run.log(row)
