@@ -108,6 +108,19 @@ def test_begins_late_and_leaves_unused_weights_alone(network: nn.Module, batch) 
             assert torch.equal(network[0].unused.weight, before["0.unused.weight"])
 
 
+def test_moves_along_the_agreed_gradient_and_leaves_frozen_weights_alone(network: nn.Module, batch) -> None:
+    """Several processes agree on one gradient; here it is one that the batch alone would never give."""
+    x, y = batch
+    first, *others = [p for p in network.parameters() if p.ndim > 1]
+    first.requires_grad_(False)
+    before = [p.detach().clone() for p in (first, *others)]
+    with AWP(0.1).shifted(network, lambda model: F.cross_entropy(model(x), y), agreed=torch.ones_like):
+        assert torch.equal(first, before[0])
+        for p, old in zip(others, before[1:], strict=True):
+            torch.testing.assert_close(p - old, torch.full_like(p, 0.1 * old.norm().item() / p.numel() ** 0.5))
+    assert all(torch.equal(p, old) for p, old in zip((first, *others), before, strict=True))
+
+
 def test_low_precision_copies_are_those_of_the_moved_weights(batch) -> None:
     """Autocast keeps the copies it made; the ascent's must not serve the step, nor the step's what follows."""
     x, y = batch[0].float(), batch[1]

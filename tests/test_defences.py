@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ import mrboost
 from mrboost import models, recipes
 from mrboost.attacks import PGD, Gaussian, Uniform
 from mrboost.awp import AWP
-from mrboost.data import CutMix, Dataset, Mixed
+from mrboost.data import CutMix, Dataset, Mixed, Split
 from mrboost.errors import InputError
 from mrboost.losses import Smoothed, cross_entropy, margin_cross_entropy
 from mrboost.objectives import Trades
@@ -160,8 +160,8 @@ def test_mart_attacks_the_cross_entropy_from_beside_the_image(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["gair", "gair-mce"])
-@pytest.mark.parametrize("steps", [10, 4])
-def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int, network, images) -> None:
+@pytest.mark.parametrize(("steps", "bias"), [(10, 0.0), (4, 0.0), (10, -1.0)])
+def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int, bias: float, network, images) -> None:
     x, y = images
     with torch.no_grad():
         for p in network.parameters():
@@ -174,7 +174,9 @@ def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int,
     def draw(progress: float) -> Sample:
         generator = torch.Generator().manual_seed(5)
         turn = Turn(PGD(0.3, steps=steps), network, [], x, y, generator, torch.tensor(progress))
-        return recipes.get(name).sampler(turn)
+        sampler = recipes.get(name).sampler
+        assert sampler.bias == 0, "the paper's lambda"
+        return replace(sampler, bias=bias)(turn)
 
     x_adv = (x + Uniform()(x, PGD(0.3).threat, torch.Generator().manual_seed(5))).clamp(0, 1)
     for _ in range(steps):
@@ -187,7 +189,7 @@ def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int,
         x_adv = (x_adv.detach() + 0.075 * gradient.sign()).clamp(x - 0.3, x + 0.3).clamp(0, 1)
     assert len(set(kappa)) > 2, "the test lost its hold"
     half = steps // 2
-    weights = [1 / (1 + 2.718281828459045 ** -((half - k) * 5 / half)) for k in kappa]
+    weights = [1 / (1 + 2.718281828459045 ** -(bias + (half - k) * 5 / half)) for k in kappa]
     expected = torch.tensor([w * 9 / sum(weights) for w in weights])
     late, early = draw(0.5), draw(0.499)
     torch.testing.assert_close(late.x, x_adv)
@@ -308,6 +310,29 @@ def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
     assert same(resumed, reference)
     plain = mrboost.boost(recipe, tiny, rounds=2, device="cpu")
     assert same(plain, reference) == (not options), "the options change the result"
+
+
+def test_a_step_trains_on_mixed_images_with_labels_by_area(tiny: Dataset) -> None:
+    """The grey of an image is its label: so each pixel that the adversary meets says to which label it belongs."""
+    turns: list[Turn] = []
+
+    @dataclass(frozen=True)
+    class Looking(Learner):
+        def __call__(self, turn: Turn) -> Sample:
+            turns.append(turn)
+            return super().__call__(turn)
+
+    grey = (tiny.train.y / 2)[:, None, None, None].expand(len(tiny.train), *tiny.shape).contiguous()
+    data = replace(tiny, train=Split(grey, tiny.train.y))
+    mrboost.boost(
+        replace(recipes.AT, sampler=Looking()), data, epochs=1, cutmix=1.0, padding=0, flip=False, device="cpu"
+    )
+    for turn in turns:
+        assert turn.mixed is not None
+        share, one_hot = turn.mixed.share[:, None], torch.eye(3)
+        areas = one_hot[(2 * turn.x).long()].flatten(1, -2).mean(dim=1)
+        torch.testing.assert_close(areas, share * one_hot[turn.y] + (1 - share) * one_hot[turn.mixed.second])
+    assert any((turn.y != turn.mixed.second).any() and turn.mixed.share.min() < 0.9 for turn in turns if turn.mixed)
 
 
 def test_options_are_parts(tiny: Dataset, tmp_path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.fast import Engine, Replay
 from mrboost.losses import cross_entropy, kl_divergence, margin_cross_entropy
-from mrboost.samplers import All, Diverge, Learner, Turn
+from mrboost.samplers import All, Diverge, Learner, Sample, Turn
 from mrboost.steps import Step, resolvable
 from mrboost.training import begin
 
@@ -64,6 +64,29 @@ def test_a_start_that_half_precision_resolves(norm: str, eps: float, std: float,
     assert resolvable(attack, 64).start == Gaussian(std)
     assert reached(resolvable(attack, 64), copy) > 0.99 * reached(attack, network)
     assert resolvable(PGD(0.1), 64) == PGD(0.1)
+
+
+@pytest.mark.parametrize(("precision", "std"), [("32-true", 0.001), ("bf16-mixed", 0.1 / 8)])
+def test_mixed_precision_without_copies_needs_that_start_too(precision: str, std: float, tiny: Dataset) -> None:
+    """Where no quick copy is made, the attack meets the network under autocast."""
+    seen = []
+
+    @dataclass(frozen=True)
+    class Looking(Diverge):
+        def __call__(self, turn: Turn) -> Sample:
+            seen.append(turn.attack.start)
+            return super().__call__(turn)
+
+    mrboost.boost(
+        replace(recipes.TRADES, sampler=Looking()),
+        tiny,
+        epochs=1,
+        eps=0.1,
+        fast="off",
+        precision=precision,
+        device="cpu",
+    )
+    assert set(seen) == {Gaussian(std)}
 
 
 def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options) -> Progress:

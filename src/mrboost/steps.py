@@ -68,7 +68,11 @@ class Step:
         self._steps = self._images = 0
         say = say or (lambda _: None)
         self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
-        if self._copies is not None and fabric.device.type == "cuda":
+        with fabric.autocast():
+            half = torch.is_autocast_enabled(fabric.device.type)
+        if self._copies is not None:
+            half = fabric.device.type == "cuda"
+        if half:
             self._attack = resolvable(self._attack, sample[0].numel())
         self._move: Callable[..., Sample] = self._sample
         self._train: Callable[..., None] = self._step
