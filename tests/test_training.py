@@ -307,6 +307,13 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp
         assert torch.equal(momentum, saved.optimizer.state[theirs]["momentum_buffer"])
 
 
+def test_epochs_are_judged_by_an_attack_that_is_the_same_for_all(tiny: Dataset) -> None:
+    """TRADES trains on an attack that starts next to the image; judged by it, it would seem more robust than it is."""
+    trades, at = (resolve(recipes.get(name), tiny) for name in ("trades", "at"))
+    assert trades.attack() != at.attack()
+    assert trades.attack(20) == at.attack(20)
+
+
 @pytest.mark.parametrize(
     ("robust", "images", "best"),
     [

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 from . import models
-from .attacks import PGD
+from .attacks import PGD, Uniform
 from .awp import AWP
 from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, unknown_name
@@ -86,13 +86,13 @@ class Config:
         return replace(self, recipe=recipe, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
     def attack(self, steps: int | None = None) -> PGD:
-        """The recipe's inner attack with this run's ball; ``steps`` overrides its length for validation."""
+        """The recipe's inner attack with this run's ball; with ``steps`` the one of validation, the same for all."""
         return PGD(
             self.eps,
             self.norm,
             steps=steps or self.recipe.steps,
             step_size=self.step_size,
-            start=self.recipe.start,
+            start=self.recipe.start if steps is None else Uniform(),
             seed=self.seed,
         )
 
