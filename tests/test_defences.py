@@ -361,6 +361,29 @@ def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
         resolve(recipes.get("mrboost-max"), tiny, smoothing=0.1)
 
 
+def test_strong_is_what_was_measured_under_other_names(digits: Dataset) -> None:
+    """docs/results/boosting-resnet18.md trained it as awp-mce with options, and as the first round of mrboost."""
+    options = {"model": "resnet18", "batch_size": 256, "lr": 0.4, "epochs": 2000}
+    resolve = mrboost.config.resolve
+    strong = resolve(recipes.STRONG, digits, **options).recipe
+    for name in ("awp-mce", "mrboost"):
+        other = resolve(recipes.get(name), digits, awp=0.005, ema=0.999, schedule="one-cycle", **options).recipe
+        for part in (
+            "objective",
+            "steps",
+            "start",
+            "schedule",
+            "momentum",
+            "weight_decay",
+            "ema",
+            "clip",
+            "awp",
+            "cutmix",
+        ):
+            assert getattr(strong, part) == getattr(other, part)
+    assert strong.sampler.loss == recipes.MRBOOST.sampler.loss, "with no past members the ensemble is the learner"
+
+
 def test_a_recipes_average_is_shortened_for_short_trainings(digits: Dataset) -> None:
     """Digits: 12 steps an epoch. What is asked for stays."""
     resolve = mrboost.config.resolve
