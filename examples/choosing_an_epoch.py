@@ -1,6 +1,6 @@
 """Which epoch's weights to keep? Rules that see the held-out images only, judged on test images they do not see.
 
-python examples/choosing_an_epoch.py --recipes at at-mce strong --epochs 20
+python examples/choosing_an_epoch.py --recipes strong at at-mce --epochs 20
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from unittest import mock
 
+from tqdm import tqdm
+
 import mrboost
 from mrboost import recipes
 from mrboost.checkpoint import Progress, State, copy_state
+from mrboost.config import resolve
 
-EPS, HELD_OUT = 0.15, 144
+EPS = 0.15
 Rule = Callable[[Sequence[float], float], int]
 
 
@@ -40,14 +43,14 @@ RULES: dict[str, Rule] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipes", nargs="+", default=["at", "at-mce", "strong"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--recipes", nargs="+", default=["strong", "at", "at-mce"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
     print(f"Accuracy on test images, %, worst case over PGD-100 and CW at eps {EPS}; seeds {options.seeds}.\n")
     print(f"| recipe | {' | '.join(RULES)} | best on the test images |\n{'|---' * (len(RULES) + 2)}|")
     for name in options.recipes:
-        rows = [row(name, seed, options.epochs) for seed in options.seeds]
+        rows = [row(name, seed, options.epochs) for seed in tqdm(options.seeds, name, unit="training")]
         print(f"| `{name}` | {' | '.join(spread(column) for column in zip(*rows, strict=True))} |", flush=True)
 
 
@@ -71,11 +74,13 @@ def row(name: str, seed: int, epochs: int) -> list[float]:
         )
         worth.append(100 * found.worst[0])
     robust = [one for one, _ in kept]
-    return [worth[rule(robust, HELD_OUT)] for rule in RULES.values()] + [max(worth)]
+    images = resolve(recipes.get(name), dataset).validation
+    return [worth[rule(robust, images)] for rule in RULES.values()] + [max(worth)]
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
 
 
 if __name__ == "__main__":

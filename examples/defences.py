@@ -42,19 +42,15 @@ ROWS = [
     "awp-mce",
     "strong",
 ]
+SMOOTH = OnPerturbed(Smoothed(margin_cross_entropy))
 COMPOSED = {
     recipe.name: recipe
     for recipe in (
         replace(recipes.TRADES, name="trades+awp", awp=AWP(0.005)),
         replace(recipes.TRADES_MCE, name="trades-mce+awp", awp=AWP(0.005)),
         replace(recipes.STRONG, name="strong+silu", model="{}-silu"),
-        replace(recipes.STRONG, name="strong+smoothing", objective=OnPerturbed(Smoothed(margin_cross_entropy))),
-        replace(
-            recipes.STRONG,
-            name="strong+smoothing+silu",
-            objective=OnPerturbed(Smoothed(margin_cross_entropy)),
-            model="{}-silu",
-        ),
+        replace(recipes.STRONG, name="strong+smoothing", objective=SMOOTH),
+        replace(recipes.STRONG, name="strong+smoothing+silu", objective=SMOOTH, model="{}-silu"),
         replace(
             recipes.STRONG,
             name="strong-trades",
