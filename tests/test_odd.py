@@ -18,6 +18,7 @@ from mrboost import InputError, Mixture
 from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Square, Transfer
 from mrboost.attacks.base import LOW_PRECISION
 from mrboost.attacks.points import Points, judge
+from mrboost.attacks.queue import run
 from mrboost.batches import attacked_batches, fitted
 from mrboost.copies import Copy
 from mrboost.curves import robustness_curve
@@ -287,3 +288,16 @@ def test_a_model_that_detaches_is_named_for_it(batch) -> None:
     for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
         with pytest.raises(InputError, match="no gradient in its input: it detaches or rounds"):
             attack(lambda images: hidden(images.detach()), *batch)
+
+
+@pytest.mark.parametrize("search", [APGD(0.15, steps=20, targets=2), APGD(0.8, "L2", steps=20, targets=2)])
+def test_a_lead_that_is_small_beside_the_logits_is_one_all_the_same(search, model, batch) -> None:
+    """Logits that share a large number are rounded, by 0.008 here; the mistakes count that an image alone makes."""
+    x, y = batch
+
+    def shifted(images: Tensor) -> Tensor:
+        return model(images) + 1e5
+
+    plain, moved = (run(net, x, y, [search], seed=0) for net in (model, shifted))
+    assert (moved.alive != plain.alive).sum() <= 2
+    assert all(shifted(moved.adv[i : i + 1]).argmax() != y[i] for i in (~moved.alive).nonzero().flatten())
