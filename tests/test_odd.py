@@ -43,6 +43,20 @@ def test_every_search_says_that_logits_are_nan_off_the_images(model, batch, sear
         mrboost.evaluate(NanAway(model, x), x, y, replace(search, eps=0.3 if search.norm == "Linf" else 2.0))
 
 
+def test_nan_logits_are_named_for_the_first_class_too(model, batch, search) -> None:
+    """Of logits that are all NaN the largest is the first, which is the right answer here."""
+    x = batch[0][model(batch[0]).argmax(dim=1) == 0]
+
+    def broken(images: Tensor) -> Tensor:
+        logits = model(images)
+        return logits.masked_fill((logits.argmax(dim=1) != 0)[:, None], torch.nan)
+
+    with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
+        mrboost.evaluate(
+            broken, x, torch.zeros(len(x)).long(), replace(search, eps=0.5 if search.norm == "Linf" else 4.0)
+        )
+
+
 def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch) -> None:
     x, y = batch[0][:20], model(batch[0][:20]).argmax(dim=1)
 

@@ -99,6 +99,11 @@ class Points:
                 setattr(self, name, tensor.to(getattr(self, name).device))
 
 
+def mistaken(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether an image is misclassified, or its logits are NaN, which is for the judge to see."""
+    return (logits.argmax(dim=1) != y) | logits.isnan().any(dim=1)
+
+
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
     """The model's own logits on images of these numbers; they must be numbers themselves.
 
