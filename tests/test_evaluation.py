@@ -395,6 +395,7 @@ def test_names_and_places_are_checked_first(model, batch, tmp_path) -> None:
         ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
         ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
         ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no such folder"),
+        ({"attack": "fgsm", "keep": __file__}, r"test_evaluation.py' is a file"),
     ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *batch, **arguments)
