@@ -16,6 +16,7 @@ from mrboost import InputError, evaluation, intake, meter
 from mrboost.adaptive import adaptive
 from mrboost.attacks import APGD, CW, FAB, FGSM, PGD, AutoAttack, Square, Transfer, autoattack
 from mrboost.curves import robustness_curve
+from mrboost.losses import margin
 from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
 
 
@@ -340,6 +341,8 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     assert list(adaptive(undefended, 0.1)) == ["autoattack", "apgd-mce"]
     pair = mrboost.Ensemble([model, undefended])
     assert list(adaptive(pair, 0.1)) == ["autoattack", "apgd-mce", "member 1", "member 2"]
+    transferred, stopped = adaptive(pair, 0.3)["member 1"](pair, x, y), APGD(0.3)(model, x, y)
+    assert margin(model(transferred), y) > 1.2 * margin(model(stopped), y) > 0  # beyond the member's first mistake
     mixture = mrboost.Mixture([model, undefended], [0.5, 0.5])
     attacks = adaptive(mixture, 0.1)
     assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
@@ -392,6 +395,7 @@ def test_names_and_places_are_checked_first(model, batch, tmp_path) -> None:
         ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
         ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
         ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no such folder"),
+        ({"attack": "fgsm", "keep": __file__}, r"test_evaluation.py' is a file"),
     ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *batch, **arguments)

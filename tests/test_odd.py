@@ -18,6 +18,7 @@ from mrboost import InputError, Mixture
 from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Square, Transfer
 from mrboost.attacks.base import LOW_PRECISION
 from mrboost.attacks.points import Points, judge
+from mrboost.attacks.queue import run
 from mrboost.batches import attacked_batches, fitted
 from mrboost.copies import Copy
 from mrboost.curves import robustness_curve
@@ -40,6 +41,20 @@ def test_every_search_says_that_logits_are_nan_off_the_images(model, batch, sear
     x, y = batch[0][:6], model(batch[0][:6]).argmax(dim=1)
     with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
         mrboost.evaluate(NanAway(model, x), x, y, replace(search, eps=0.3 if search.norm == "Linf" else 2.0))
+
+
+def test_nan_logits_are_named_for_the_first_class_too(model, batch, search) -> None:
+    """Of logits that are all NaN the largest is the first, which is the right answer here."""
+    x = batch[0][model(batch[0]).argmax(dim=1) == 0]
+
+    def broken(images: Tensor) -> Tensor:
+        logits = model(images)
+        return logits.masked_fill((logits.argmax(dim=1) != 0)[:, None], torch.nan)
+
+    with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
+        mrboost.evaluate(
+            broken, x, torch.zeros(len(x)).long(), replace(search, eps=0.5 if search.norm == "Linf" else 4.0)
+        )
 
 
 def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch) -> None:
@@ -287,3 +302,16 @@ def test_a_model_that_detaches_is_named_for_it(batch) -> None:
     for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
         with pytest.raises(InputError, match="no gradient in its input: it detaches or rounds"):
             attack(lambda images: hidden(images.detach()), *batch)
+
+
+@pytest.mark.parametrize("search", [APGD(0.15, steps=20, targets=2), APGD(0.8, "L2", steps=20, targets=2)])
+def test_a_lead_that_is_small_beside_the_logits_is_one_all_the_same(search, model, batch) -> None:
+    """Logits that share a large number are rounded, by 0.008 here; the mistakes count that an image alone makes."""
+    x, y = batch
+
+    def shifted(images: Tensor) -> Tensor:
+        return model(images) + 1e5
+
+    plain, moved = (run(net, x, y, [search], seed=0) for net in (model, shifted))
+    assert (moved.alive != plain.alive).sum() <= 2
+    assert all(shifted(moved.adv[i : i + 1]).argmax() != y[i] for i in (~moved.alive).nonzero().flatten())

@@ -246,6 +246,11 @@ def test_what_is_not_a_number_is_named(batch) -> None:
     [
         (lambda: APGD(0.1, steps=0), "at least 1 step, got 0"),
         (lambda: APGD(0.1, restarts=0), "got 0, 0 and 1"),
+        (
+            lambda: APGD(0.1, targets=3, loss=mrboost.losses.margin),
+            "does not bear: got an unexpected keyword argument .other.",
+        ),
+        (lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr), "does not bear: missing a required argument: .other."),
         (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),

@@ -16,21 +16,22 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
     """Attacks by label, for ``evaluate``.
 
     Any model gets AutoAttack and APGD with the margin cross-entropy, the loss that it may have been trained with. An
-    ensemble is attacked through its mean logits, and with what fools its members one by one. A randomised classifier is
-    attacked through its expected probabilities, with both losses, through its mean logits and members, and by ARC on
-    the expected mistakes themselves.
+    ensemble is attacked through its mean logits, and with what fools its members one by one: by PGD, since a search
+    stops at a member's first mistake, which fools the others less. A randomised classifier is attacked through its
+    expected probabilities, with both losses, through its mean logits and members, and by ARC on the expected mistakes
+    themselves.
     """
     if isinstance(model, Mixture):
         strong = PGD(eps, norm, steps=100, restarts=2)
         found: dict[str, Attack] = attacks_on(model, strong)
         found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2), "arc": ARC(eps, norm)}
-        return found | _members(model, PGD(eps, norm, steps=100), first=2)
+        return found | _members(model, eps, norm, first=2)
     found = {"autoattack": AutoAttack(eps, norm), "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy)}
     if isinstance(model, Ensemble) and len(model) > 1:
-        found |= _members(model, APGD(eps, norm))
+        found |= _members(model, eps, norm)
     return found
 
 
-def _members(model: Ensemble | Mixture, attack: Attack, first: int = 1) -> dict[str, Attack]:
-    numbered = enumerate(model, start=1)
+def _members(model: Ensemble | Mixture, eps: float, norm: str, first: int = 1) -> dict[str, Attack]:
+    attack, numbered = PGD(eps, norm, steps=100), enumerate(model, start=1)
     return {f"member {number}": Transfer(attack, member) for number, member in numbered if number >= first}

@@ -291,7 +291,7 @@ def _saturated(look: _Look) -> str | None:
 
 
 def _rounded(look: _Look) -> str | None:
-    """Searches count a mistake from 16 last bits of the two logits on, since those change with the batch."""
+    """The last bits, about 16 of the largest logit's, change with the batch: no attack says much of such images."""
     logits = look.logits.float() if look.logits.dtype in LOW_PRECISION else look.logits
     lead, size = -margin(logits, look.y, reduction="none"), logits.abs().amax(dim=1)
     right, lost = int(look.right.sum()), look.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)

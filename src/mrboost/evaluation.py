@@ -105,6 +105,8 @@ def measure(
     """What ``evaluate`` sums up."""
     if batch_size is not None and (not isinstance(batch_size, int | np.integer) or batch_size < 1):
         raise InputError(f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have it chosen")
+    if keep is not None and Path(keep).exists() and not Path(keep).is_dir():
+        raise InputError(f"keep names a folder for what is finished, and {str(keep)!r} is a file")
     if examples is not None and Path(examples).suffix not in (".safetensors", ".npz"):
         raise InputError(f"examples are written as .safetensors or .npz, got {str(examples)!r}")
     if examples is not None and (Path(examples).is_dir() or not Path(examples).parent.is_dir()):

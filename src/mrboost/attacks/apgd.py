@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
 from .base import Classifier, gradient_in
-from .points import State
+from .points import State, mistaken
 from .search import Aimed
 
 
@@ -58,6 +59,13 @@ class APGD(Aimed):
                 "targets must be at least 0, restarts and eot at least 1, "
                 f"got {self.targets}, {self.restarts} and {self.eot}"
             )
+        try:
+            if self.loss is not None:
+                signature(self.loss).bind(None, None, reduction="none", **({"other": None} if self.targets else {}))
+        except TypeError as error:
+            aimed = "with targets APGD calls loss(logits, y, other=…, reduction=…)"
+            plain = "without targets APGD calls loss(logits, y, reduction=…)"
+            raise InputError(f"{aimed if self.targets else plain}, which this loss does not bear: {error}") from None
 
     strides = (6, 17)  # both end next to 101 evaluations
 
@@ -94,7 +102,7 @@ class APGD(Aimed):
     def step(self, model: Classifier, state: State) -> State:
         s, adv, t = state, state["adv"], state["t"]
         logits, losses, gradient = self._evaluate(model, s)
-        wrong = logits.argmax(dim=1) != s["y"]
+        wrong = mistaken(logits, s["y"])
         better = losses > s["best_loss"]
         best = torch.where(wide(better, adv), adv, s["best"])
         best_gradient = torch.where(wide(better, adv), gradient, s["best_gradient"])

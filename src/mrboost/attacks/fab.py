@@ -27,7 +27,7 @@ from mrboost.threat import wide
 
 from .apgd import input_gradient
 from .base import Classifier
-from .points import State
+from .points import State, mistaken
 from .search import Aimed
 
 _NEWTON_STEPS = 7
@@ -74,7 +74,7 @@ class FAB(Aimed):
         new = (adv + self.overshoot * here) * (1 - alpha) + (x + self.overshoot * clean) * alpha
         new = new.clamp(0, 1)
         with torch.no_grad():
-            wrong = model(new.clone()).argmax(dim=1) != y
+            wrong = mistaken(model(new.clone()), y)
         success = wrong & (self.threat.distance(new, x) <= self.eps)
         return state | {
             "t": state["t"] + 1, "hit": state["hit"] | success,

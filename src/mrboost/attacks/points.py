@@ -64,15 +64,10 @@ class Points:
         return self.broken_by < 0
 
     def learn(self, who: Tensor, images: Tensor, logits: Tensor, number: int) -> Tensor:
-        """Images offered by attack ``number`` for the points ``who``: keep the worst, and say which points are broken.
-
-        A point is broken if it is misclassified by more than the last bits, which change with the size of the batch.
-        """
+        """Images offered by attack ``number`` for the points ``who``: keep the worst, and say which are broken."""
         point = who.to(images.device)
         margins = margin(logits, self.y[point], reduction="none")
-        true = logits.gather(1, self.y[point, None]).squeeze(1)
-        scale = (true.abs() + (true + margins).abs()).nan_to_num(0.0, 0.0, 0.0)  # of the two logits compared
-        broken = margins > 16 * torch.finfo(logits.dtype).eps * scale
+        broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)  # not for two that are infinite
         taken = broken | (margins > self.margin[point])
         self.adv[point] = torch.where(wide(taken, images), images, self.adv[point])
         self.margin[point] = torch.where(taken, margins, self.margin[point])
@@ -104,10 +99,16 @@ class Points:
                 setattr(self, name, tensor.to(getattr(self, name).device))
 
 
+def mistaken(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether an image is misclassified, or its logits are NaN, which is for the judge to see."""
+    return (logits.argmax(dim=1) != y) | logits.isnan().any(dim=1)
+
+
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
     """The model's own logits on images of these numbers; they must be numbers themselves.
 
-    Of a model that answers in low precision (under autocast, say) any lead counts, as of one that computes in it.
+    Where the first two are equal but for the last bits, which change with the size of the batch, the image is judged
+    alone. Of a model that answers in low precision (under autocast, say) any lead counts, as if it computed in it.
     """
     try:
         with torch.no_grad(), exact_float32():
@@ -120,4 +121,9 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
-    return logits.float() if logits.dtype in LOW_PRECISION else logits
+    logits = logits.float() if logits.dtype in LOW_PRECISION else logits.clone()
+    first, second = logits.topk(2, dim=1).values.unbind(dim=1)
+    close = first - second <= 16 * torch.finfo(logits.dtype).eps * (first.abs() + second.abs())
+    for i in close.nonzero().squeeze(1).tolist() if len(images) > 1 else ():
+        logits[i] = judge(model, images[i : i + 1], attack, who[i : i + 1])[0]
+    return logits
