@@ -73,13 +73,12 @@ def ours(
 ) -> Train:
     fabric = make_fabric(options.device, config.precision)
     step = Step(begin(network, config, fabric), past, config, fabric, x[:8], capture=capture)
-    step.begin(0)
+    step.begin(0, options.steps)
     return lambda x, y: step(x, y, 0.1)
 
 
 def batches(dataset: Dataset, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    loader = Batches(dataset.train, size, device=device, shuffle=True)
-    full = [batch for batch in loader.epoch(torch.Generator(device).manual_seed(0)) if len(batch[1]) == size]
+    full = [batch for batch in Batches(dataset.train, size, device=device).epoch() if len(batch[1]) == size]
     return cycle(full[:50])
 
 

@@ -40,13 +40,12 @@ def test_the_documentation_names_no_other() -> None:
 
 
 def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load(ROOT / "examples" / "averaged_statistics.py")
-    monkeypatch.setattr(module, "EPOCHS", 3)
-    module.main()
-    copied, averaged = (
-        [float(v) for v in line.split(":")[1].split(",")] for line in capsys.readouterr().out.splitlines()
-    )
-    assert averaged[1] > copied[1]
+    """In a short training a slow average has mostly its first weights, and no statistics but its own fit those."""
+    monkeypatch.setattr(sys, "argv", ["averaged_statistics.py", "--steps", "80"])
+    load(ROOT / "examples" / "averaged_statistics.py").main()
+    *_, row = capsys.readouterr().out.splitlines()
+    clean = [float(cell.split("/")[0]) for cell in row.split("|")[2:-1]]
+    assert clean[1] < 30 < 60 < clean[2] < clean[5]
 
 
 def test_joined(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

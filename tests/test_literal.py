@@ -56,7 +56,7 @@ def test_a_training_is_what_a_literal_loop_does(monkeypatch: pytest.MonkeyPatch)
     for epoch in range(EPOCHS):
         draws = torch.Generator().manual_seed(derive(7, "epoch", 1, epoch))
         orders.append(torch.randperm(16, generator=draws))
-        for chosen in (orders[-1][:6], orders[-1][6:12], orders[-1][12:]):
+        for chosen in (orders[-1][:5], orders[-1][5:10], orders[-1][10:]):
             top, left = torch.randint(5, (2, len(chosen)), generator=draws)
             mirrored = torch.rand(len(chosen), generator=draws) < 0.5
             x = torch.stack([

@@ -97,7 +97,7 @@ def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int 
     members = [network.to(device).eval().requires_grad_(False) for network in networks[:past]]
     state = begin(networks[-1], config, fabric)
     step = Step(state, members, config, fabric, dataset.train[:8].images())
-    generator = step.begin(0)
+    generator = step.begin(0, steps)
     done = 0
     while done < steps:
         for x, y in Batches(dataset.train, 12, device=fabric.device, shuffle=True).epoch(generator):
@@ -142,7 +142,7 @@ def test_a_network_that_cannot_be_copied(tiny: Dataset) -> None:
         learner = Branching()
         step = Step(begin(learner, config, fabric), [], config, fabric, tiny.train[:8].images(), said.append)
         before = learner.layer.weight.detach().clone()
-        step.begin(0)
+        step.begin(0, 3)
         step(tiny.train.images(), tiny.train.y, 0.0)
         assert not torch.equal(before, learner.layer.weight)
         assert [any(part in message for message in said) for part in heard] == [True] * len(heard)

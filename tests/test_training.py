@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import models, recipes, runs, storage
+from mrboost import average, models, recipes, runs, storage, training
+from mrboost.average import Average
 from mrboost.checkpoint import Progress, good_enough
 from mrboost.config import resolve
 from mrboost.data import CutMix, Dataset
@@ -89,8 +91,9 @@ def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
     torch.testing.assert_close(last.grad, 3 * (probabilities - frequencies), rtol=1e-4, atol=1e-6)
 
 
-def test_the_average_of_weights_and_statistics_is_what_is_kept(tiny: Dataset) -> None:
-    """One step an epoch: after two steps the average is decay · first + (1 − decay) · second, BatchNorm included."""
+@pytest.mark.parametrize(("decay", "effective"), [(0.05, 0.05), (0.999, 0.1)])
+def test_the_average_of_weights_is_what_is_kept(decay: float, effective: float, tiny: Dataset) -> None:
+    """One step an epoch: after two steps it is decay · first + (1 − decay) · second, the decay at most 1 / 10."""
 
     def fitted(ema: float | None, epochs: int) -> dict[str, Tensor]:
         recipe = replace(recipes.AT, ema=ema, schedule=Piecewise(milestones=()))
@@ -100,12 +103,49 @@ def test_the_average_of_weights_and_statistics_is_what_is_kept(tiny: Dataset) ->
             learner = models.build("cnn-digits", tiny.shape, 3)
         return fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu")).last
 
-    first, second, average = fitted(None, 1), fitted(None, 2), fitted(0.75, 2)
-    assert "1.1.running_mean" in average
-    for name, value in average.items():
-        if value.is_floating_point():
-            torch.testing.assert_close(value, 0.75 * first[name] + 0.25 * second[name])
+    first, second, kept = fitted(None, 1), fitted(None, 2), fitted(decay, 2)
+    for name, value in kept.items():
+        if value.is_floating_point() and "running" not in name:
+            torch.testing.assert_close(value, effective * first[name] + (1 - effective) * second[name])
             assert name.startswith("0.") or not torch.equal(value, second[name])
+
+
+def test_the_statistics_of_an_average_are_its_own() -> None:
+    """Their mean over the batches that it was shown, of what its weights make of them; nothing of the learner's."""
+    torch.manual_seed(0)
+    learner = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).train()
+    kept = Average(learner, decay=0.5)
+    for _ in range(3):  # weights that point elsewhere: their average is smaller
+        with torch.no_grad():
+            learner[0].weight.normal_()
+        learner(torch.rand(9, 1, 8, 8))
+        kept.follow(learner)
+    for _ in range(2):  # what was gathered before, an epoch ago say, is forgotten
+        shown = torch.rand(5, 9, 1, 8, 8)
+        for count, x in enumerate(shown, start=1):
+            kept.gather(lambda module, x=x: module(x), count)
+    seen = [kept.module[0](x).transpose(0, 1).flatten(1) for x in shown]
+    for found, statistic in ((kept.module[1].running_mean, "mean"), (kept.module[1].running_var, "var")):
+        exact = torch.stack([getattr(pixels, statistic)(dim=1) for pixels in seen]).mean(0)
+        torch.testing.assert_close(found, exact)
+    assert (kept.module[1].running_var < learner[1].running_var).any()
+    before = kept.module[1].running_mean.clone()
+    kept.follow(learner)
+    assert torch.equal(kept.module[1].running_mean, before)
+
+
+def test_an_epoch_ends_with_the_statistics_of_its_last_batches(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(average, "BATCHES", 2)
+    counts: list[int] = []
+
+    class Watched(Average):
+        def gather(self, see: Callable[[nn.Module], object], batch: int) -> None:
+            counts.append(batch)
+            super().gather(see, batch)
+
+    monkeypatch.setattr(training, "Average", Watched)
+    mrboost.boost("at", tiny, model="cnn-digits", epochs=2, batch_size=8, validation=3, ema=0.9, device="cpu")
+    assert counts == [1, 2, 1, 2]
 
 
 def test_training_makes_a_model_robust(model, undefended, digits: Dataset) -> None:

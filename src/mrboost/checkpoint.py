@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .average import Average
 from .errors import InputError
 from .runs import Run
 from .storage import State
-
-
-class Average:
-    """An exponential average of a learner's weights.
-
-    BatchNorm's statistics are averaged with the weights: at a high learning rate those of the latest weights do not fit
-    the averaged ones (docs/design.md has the figures). Host and device never wait for each other in it.
-    """
-
-    def __init__(self, learner: nn.Module, decay: float) -> None:
-        self.module, self.decay, self.started = deepcopy(learner).requires_grad_(False), decay, False
-
-    @torch.no_grad()
-    def follow(self, learner: nn.Module) -> None:
-        mine, theirs = self.module.state_dict(), learner.state_dict()
-        moving = [name for name, value in mine.items() if self.started and value.is_floating_point()]
-        if moving:
-            torch._foreach_lerp_([mine.pop(name) for name in moving], [theirs[name] for name in moving], 1 - self.decay)
-        for name, value in mine.items():  # counters, and everything the first time
-            value.copy_(theirs[name])
-        self.started = True
 
 
 @dataclass
@@ -65,7 +44,7 @@ class Progress:
     def save(self, run: Run, round_: int) -> None:
         tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
         if self.average is not None:
-            tensors |= _named("average", self.average.module.state_dict())
+            tensors |= _named("average", self.average.module.state_dict()) | {"averaged": self.average.steps}
         for index, slots in self.optimizer.state_dict()["state"].items():
             tensors |= _named(f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None})
         facts = {
@@ -99,7 +78,7 @@ class Progress:
         self.learner.load_state_dict(_part(tensors, "learner"))
         if self.average is not None:
             self.average.module.load_state_dict(_part(tensors, "average"))
-            self.average.started = True
+            self.average.steps.copy_(tensors["averaged"])
         slots: dict[int, State] = {}
         for name, value in _part(tensors, "optimizer").items():
             index, _, slot = name.partition(".")

@@ -7,7 +7,6 @@ Where the data lie and which device computes are not part of it.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
@@ -51,7 +50,6 @@ class Config:
     augment: Augment
     later_epochs: int | None = None
     later_lr: float | None = None
-    later_ema: float | None = None
 
     def __post_init__(self) -> None:
         models.check(self.model)
@@ -82,8 +80,7 @@ class Config:
         """What holds in one round: those after the first may be shorter, and may learn more slowly."""
         if round_ == 1:
             return self
-        recipe = replace(self.recipe, ema=self.later_ema or self.recipe.ema)
-        return replace(self, recipe=recipe, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
+        return replace(self, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
     def attack(self, steps: int | None = None) -> PGD:
         """The recipe's inner attack with this run's ball; with ``steps`` the one of validation, the same for all."""
@@ -135,7 +132,6 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     unknown = said.keys() - Options.__annotations__.keys()
     if unknown:
         raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
-    asked_ema = said.get("ema")
     recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
@@ -158,14 +154,6 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
             raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")
-    if recipe.ema is not None and asked_ema is None:
-        # A recipe's own average is made for long trainings: in a short one it would still hold the first weights.
-        steps = math.ceil(len(dataset.train) / config.batch_size)
-        decay, later = (
-            min(recipe.ema, max(0.9, 1 - 5 / (steps * epochs))) if epochs else None
-            for epochs in (config.epochs, config.later_epochs)
-        )
-        config = replace(config, recipe=replace(recipe, ema=decay), later_ema=later)
     most = len(dataset.train) - 2
     if not 1 <= config.validation <= most:
         raise InputError(f"validation must hold out 1 to {most} training images, got {config.validation}")
@@ -266,8 +254,7 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
     recipe = config["recipe"]
-    # With later_ema the average is the recipe's own, fitted to the length of each round, and will be again.
-    parts = {"clip": recipe.get("clip"), "ema": None if config.get("later_ema") else recipe.get("ema") or 0}
+    parts = {"clip": recipe.get("clip"), "ema": recipe.get("ema") or 0}
     parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):

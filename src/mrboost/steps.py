@@ -18,6 +18,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
+from . import average
 from .attacks import PGD, Classifier, Gaussian, attacked
 from .checkpoint import Progress
 from .config import Config
@@ -65,7 +66,7 @@ class Step:
         self._progress = torch.zeros((), device=fabric.device)
         self._sums = torch.zeros(2, device=fabric.device)  # of the losses, of the images classified correctly
         self._facts: dict[str, Tensor] = {}
-        self._steps = self._images = 0
+        self._steps = self._images = self._length = 0
         say = say or (lambda _: None)
         self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
         with fabric.autocast():
@@ -75,7 +76,7 @@ class Step:
         if half:
             self._attack = resolvable(self._attack, sample[0].numel())
         self._move: Callable[..., Sample] = self._sample
-        self._train: Callable[..., None] = self._step
+        self._train: Callable[..., Sample] = self._step
         if self._copies is not None and fabric.device.type == "cuda" and capture:
             generators, strict = [self._generator, self._own], config.fast == "on"
             if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
@@ -83,9 +84,12 @@ class Step:
             else:
                 self._train = Replay(self._step, generators, say, strict=strict)
 
-    def begin(self, stream: int) -> torch.Generator:
-        """Start an epoch whose random numbers are those of ``stream``; gives the generator that all processes share."""
-        self._steps = self._images = 0
+    def begin(self, stream: int, steps: int) -> torch.Generator:
+        """Start an epoch of so many steps, whose random numbers are those of ``stream``.
+
+        Gives the generator that all processes share.
+        """
+        self._steps, self._images, self._length = 0, 0, steps
         for total in (self._sums, *self._facts.values()):
             total.zero_()
         self._model.train()
@@ -107,7 +111,10 @@ class Step:
         if (cutmix := self._config.recipe.cutmix) is not None:
             x, mixed = cutmix(x, y, self._generator)
             batch = (x, y, *mixed)
-        self._train(*(part[self._rank :: self._world] if self._world > 1 else part for part in batch))
+        sample = self._train(*(part[self._rank :: self._world] if self._world > 1 else part for part in batch))
+        gathered = self._steps - max(0, self._length - average.BATCHES)
+        if self._state.average is not None and gathered > 0:
+            self._state.average.gather(lambda module: self._losses(module, sample), gathered)
 
     def figures(self) -> dict[str, float]:
         """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
@@ -118,25 +125,25 @@ class Step:
     def is_finite(self) -> bool:
         return bool(over_processes(self._fabric, self._sums, "sum").isfinite().all())
 
-    def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> None:
+    def _losses(self, classifier: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
+        recipe = self._config.recipe
+        with self._fabric.autocast():
+            return recipe.objective(recipe.scope(classifier, self._past), sample)
+
+    def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> Sample:
         sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
-
-        def losses_of(classifier: Classifier) -> tuple[Tensor, Tensor]:
-            with self._fabric.autocast():
-                return recipe.objective(recipe.scope(classifier, self._past), sample)
-
         # Processes average their gradients: with this factor that is the gradient of the mean over the whole batch.
         share = len(y) * self._world / self._starts.count
 
         def loss_of(classifier: Classifier) -> Tensor:
-            return sample.mean(losses_of(classifier)[0]) * share
+            return sample.mean(self._losses(classifier, sample)[0]) * share
 
         def agreed(gradient: Tensor) -> Tensor:
             return gradient if self._world == 1 else over_processes(self._fabric, gradient)
 
         self._optimizer.zero_grad()
         with recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed) if recipe.awp else nullcontext():
-            losses, logits = losses_of(self._model)
+            losses, logits = self._losses(self._model, sample)
             self._fabric.backward(sample.mean(losses) * share)
         if recipe.clip is not None:
             self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
@@ -149,6 +156,7 @@ class Step:
                 if name not in self._facts:
                     self._facts[name] = torch.zeros_like(value)
                 self._facts[name] += value
+        return sample
 
     def _sample(self, x: Tensor, y: Tensor, *mixed: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002
         *past, learner = self._copies or (*self._past, self._state.learner)

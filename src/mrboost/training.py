@@ -19,8 +19,9 @@ from lightning_fabric import Fabric
 from torch import nn
 from tqdm import tqdm
 
+from .average import Average
 from .batches import accuracies
-from .checkpoint import Average, Progress, copy_state
+from .checkpoint import Progress, copy_state
 from .config import Config
 from .data import Augment, Batches, Split
 from .devices import over_processes, place
@@ -140,7 +141,7 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
-    generator = step.begin(stream)
+    generator = step.begin(stream, len(batches))
     with global_stream(stream, generator.device):
         for index, (x, y) in enumerate(batches.epoch(generator)):
             step(x, y, (state.epoch + index / len(batches)) / config.epochs)

@@ -127,12 +127,14 @@ def sizes(count, batch_size, **options):
     return [len(y) for _, y in Batches(numbered(count), batch_size, **options).epoch(generator())]
 
 
-def test_a_single_last_image_joins_the_batch_before_when_training():
-    assert sizes(21, 5, shuffle=True) == [5, 5, 5, 6]
-    assert sizes(22, 5, shuffle=True) == [5, 5, 5, 5, 2]
+def test_no_batch_is_much_smaller_than_the_others_when_training():
+    assert sizes(21, 5, shuffle=True) == [4, 4, 4, 4, 5]
+    assert sizes(22, 5, shuffle=True) == [4, 4, 5, 4, 5]
+    assert sizes(20, 5, shuffle=True) == [5, 5, 5, 5]
     assert sizes(21, 5) == [5, 5, 5, 5, 1]
-    assert sizes(21, 5, shuffle=True, drop_last=True) == [5, 5, 5, 5]
-    assert sizes(24, 5, drop_last=True) == [5, 5, 5, 5]
+    assert sizes(5, 3, shuffle=True, least=4) == [5]
+    assert sizes(3, 5, shuffle=True) == [3]
+    assert sizes(1, 5, shuffle=True) == [1]
 
 
 def test_the_generator_determines_the_epoch():
@@ -183,8 +185,6 @@ def test_batches_on_a_gpu(draws_on):
 def test_batches_refuse_what_cannot_work():
     with pytest.raises(InputError, match="batch size 0"):
         Batches(numbered(4), 0)
-    with pytest.raises(InputError, match="larger than the 4 images"):
-        Batches(numbered(4), 5, drop_last=True)
     with pytest.raises(InputError, match=r"torch\.Generator"):
         Batches(numbered(4), 2, shuffle=True).epoch()
     with pytest.raises(InputError, match=r"torch\.Generator"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -98,8 +99,9 @@ class Batches:
     """The batches of a split, float32 in [0, 1] with int64 labels, on one device.
 
     `epoch(generator)` goes once through the split. Shuffling and augmentation draw from that generator (best
-    on the same device, so that nothing has to be moved there); without either, none is needed. When shuffled, a last
-    batch of fewer than `least` images joins the one before.
+    on the same device, so that nothing has to be moved there); without either, none is needed. When shuffled, batches
+    are of equal size but for one image, of at most `batch_size` and, where there are as many, at least `least` images:
+    the few images that would be left for a last batch make poor statistics for BatchNorm, and none if there is one.
     """
 
     def __init__(
@@ -110,20 +112,14 @@ class Batches:
         device: str | torch.device = "cpu",
         augment: Augment | None = None,
         shuffle: bool = False,
-        drop_last: bool = False,
         least: int = 2,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch size {batch_size} is too small: give at least 1")
-        if drop_last and len(split) < batch_size:
-            raise InputError(
-                f"batch size {batch_size} is larger than the {len(split)} images and drop_last is on: "
-                "no batch would be left; choose a smaller batch size"
-            )
         self.split = split.to(device)
         self.augment = augment if augment and (augment.padding or augment.flip) else None
         self.shuffle = shuffle
-        self._bounds = _bounds(len(split), batch_size, least if shuffle else 1, drop_last)
+        self._bounds = _even(len(split), batch_size, least) if shuffle else _full(len(split), batch_size)
 
     def __len__(self) -> int:
         return len(self._bounds)
@@ -150,14 +146,12 @@ class Batches:
             yield batch.div_(255) if x.dtype == torch.uint8 else batch, y[index].clone()
 
 
-def _bounds(count: int, batch_size: int, least: int, drop_last: bool) -> list[tuple[int, int]]:
-    """Start and stop of each batch."""
-    full, rest = divmod(count, batch_size)
-    bounds = [(i * batch_size, (i + 1) * batch_size) for i in range(full)]
-    if 0 < rest < least and not drop_last and full:
-        # BatchNorm has no variance for a single image and stops the training. The images join the batch
-        # before rather than being dropped: an epoch still means every image once, whatever the split's size.
-        bounds[-1] = (bounds[-1][0], count)
-    elif rest and not drop_last:
-        bounds.append((full * batch_size, count))
-    return bounds
+def _full(count: int, batch_size: int) -> list[tuple[int, int]]:
+    """Start and stop of each batch; the last takes what is left."""
+    return [(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+
+
+def _even(count: int, batch_size: int, least: int) -> list[tuple[int, int]]:
+    """Start and stop of batches as equal as can be."""
+    batches = max(1, min(-(-count // batch_size), count // least))
+    return list(pairwise(i * count // batches for i in range(batches + 1)))

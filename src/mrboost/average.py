@@ -1,0 +1,62 @@
+"""An average of the weights of a training, kept in the place of the latest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+BATCHES = 50
+"""The last ones of an epoch, from which an average gathers its statistics."""
+SHARE = 9
+"""An average looks back no further than about a SHARE-th of the steps so far, however slow its decay."""
+
+
+class Average:
+    """An exponential average of a learner's weights, with BatchNorm statistics of its own.
+
+    After t steps the decay is t / (t + 9), or ``decay`` once that is less: early weights are soon forgotten, in short
+    trainings too.
+
+    Weights that differ average to smaller ones, the smaller the higher the rate of learning. The learner's statistics,
+    latest or averaged, are then too large for them (docs/design.md has the figures), so the average sees the last
+    batches of each epoch itself. Host and device never wait for each other in it.
+    """
+
+    def __init__(self, learner: nn.Module, decay: float) -> None:
+        self.module, self.decay = deepcopy(learner).requires_grad_(False), decay
+        self.steps = torch.zeros((), device=next(learner.parameters()).device)
+        norms = {n: m for n, m in self.module.named_modules(remove_duplicate=False) if isinstance(m, _BatchNorm)}
+        self._norms = [norm for norm in norms.values() if norm.track_running_stats]
+        self._gathered = {f"{name}.{buffer}" for name, m in norms.items() for buffer, _ in m.named_buffers()}
+
+    def share(self) -> Tensor:
+        """What the next weights count in the average."""
+        return 1 - (self.steps / (self.steps + SHARE)).clamp(max=self.decay)
+
+    @torch.no_grad()
+    def follow(self, learner: nn.Module) -> None:
+        """Take the learner's next weights into the average; statistics stay what was gathered last."""
+        theirs, share = learner.state_dict(), self.share()
+        for name, mine in self.module.state_dict().items():
+            if not mine.is_floating_point():  # counters
+                mine.copy_(theirs[name])
+            elif name not in self._gathered:
+                mine.lerp_(theirs[name], share.to(mine.dtype))
+        self.steps += 1
+
+    @torch.no_grad()
+    def gather(self, see: Callable[[nn.Module], object], batch: int) -> None:
+        """Let a batch, shown to the module by ``see``, count in its statistics: their mean over batches 1, 2, ….
+
+        Where a batch takes several passes, the last of them count a little more.
+        """
+        if not self._norms:
+            return
+        for norm in self._norms:
+            norm.momentum = 1 / batch
+        self.module.train()
+        see(self.module)
