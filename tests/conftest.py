@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mrboost
-from mrboost.attacks import APGD, FAB, Search, Square
+from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
 from mrboost.data import Batches, Dataset, Defaults, Split
 from mrboost.losses import dlr, margin_cross_entropy
 
@@ -92,3 +92,10 @@ def tiny() -> Dataset:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of the trained run that a test may change."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def small_autoattack(monkeypatch: pytest.MonkeyPatch) -> AutoAttack:
+    parts = (APGD(0.15, steps=10), FAB(0.15, steps=5, targets=2), Square(0.15, steps=30))
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
+    return AutoAttack(0.15, version="small")
