@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
 
 import numpy as np
@@ -239,6 +240,13 @@ def test_what_is_not_a_number_is_named(batch) -> None:
     x = batch[0][:4]
     with pytest.raises(InputError, match="image 10 under apgd-ce are NaN"):
         run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0, first=10)
+
+
+def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
+    """Scripted and built-in functions have no signature to look at."""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(torch.sub)
+    assert APGD(0.1, loss=torch.sub).loss is torch.sub
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,8 @@ class APGD(Aimed):
                 "targets must be at least 0, restarts and eot at least 1, "
                 f"got {self.targets}, {self.restarts} and {self.eot}"
             )
-        try:
-            if self.loss is not None:
-                signature(self.loss).bind(None, None, reduction="none", **({"other": None} if self.targets else {}))
-        except TypeError as error:
-            aimed = "with targets APGD calls loss(logits, y, other=…, reduction=…)"
-            plain = "without targets APGD calls loss(logits, y, reduction=…)"
-            raise InputError(f"{aimed if self.targets else plain}, which this loss does not bear: {error}") from None
+        if self.loss is not None:
+            _check_call(self.loss, aimed=self.targets > 0)
 
     strides = (6, 17)  # both end next to 101 evaluations
 
@@ -164,3 +159,17 @@ def _checkpoints(steps: int, device: torch.device) -> Tensor:
         found[position] = window
         window = max(window - shrink, least)
     return torch.tensor(found, device=device)
+
+
+def _check_call(loss: Loss, *, aimed: bool) -> None:
+    try:
+        parameters = signature(loss)
+    except ValueError:  # a scripted or built-in function does not tell
+        return
+    try:
+        parameters.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
+    except TypeError as error:
+        call = (
+            "with targets APGD calls loss(logits, y, other=…" if aimed else "without targets APGD calls loss(logits, y"
+        )
+        raise InputError(f"{call}, reduction=…), which this loss does not bear: {error}") from None
