@@ -134,6 +134,19 @@ def test_the_statistics_of_an_average_are_its_own() -> None:
     assert torch.equal(kept.module[1].running_mean, before)
 
 
+def test_shared_weights_enter_the_average_once() -> None:
+    layer = nn.Linear(3, 3)
+    learner = nn.Sequential(layer, nn.ReLU(), layer)
+    kept = Average(learner, decay=0.999)
+    kept.follow(learner)
+    first = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight.normal_()
+    kept.follow(learner)
+    torch.testing.assert_close(kept.module[0].weight, 0.1 * first + 0.9 * layer.weight.detach())
+    assert kept.module[0].weight is kept.module[2].weight
+
+
 def test_an_epoch_ends_with_the_statistics_of_its_last_batches(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(average, "BATCHES", 2)
     counts: list[int] = []

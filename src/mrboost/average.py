@@ -29,9 +29,9 @@ class Average:
     def __init__(self, learner: nn.Module, decay: float) -> None:
         self.module, self.decay = deepcopy(learner).requires_grad_(False), decay
         self.steps = torch.zeros((), device=next(learner.parameters()).device)
-        norms = {n: m for n, m in self.module.named_modules(remove_duplicate=False) if isinstance(m, _BatchNorm)}
-        self._norms = [norm for norm in norms.values() if norm.track_running_stats]
-        self._gathered = {f"{name}.{buffer}" for name, m in norms.items() for buffer, _ in m.named_buffers()}
+        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
+        self._norms = [norm for norm in norms if norm.track_running_stats]
+        self._gathered = {id(buffer) for norm in norms for buffer in norm.buffers()}
 
     def share(self) -> Tensor:
         """What the next weights count in the average."""
@@ -40,12 +40,15 @@ class Average:
     @torch.no_grad()
     def follow(self, learner: nn.Module) -> None:
         """Take the learner's next weights into the average; statistics stay what was gathered last."""
-        theirs, share = learner.state_dict(), self.share()
-        for name, mine in self.module.state_dict().items():
-            if not mine.is_floating_point():  # counters
-                mine.copy_(theirs[name])
-            elif name not in self._gathered:
-                mine.lerp_(theirs[name], share.to(mine.dtype))
+        share = self.share()
+        of_both = ((*module.parameters(), *module.buffers()) for module in (self.module, learner))
+        for mine, theirs in zip(*of_both, strict=True):
+            if id(mine) in self._gathered:
+                continue
+            if mine.is_floating_point():
+                mine.lerp_(theirs, share.to(mine.dtype))
+            else:
+                mine.copy_(theirs)
         self.steps += 1
 
     @torch.no_grad()
