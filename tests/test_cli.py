@@ -65,7 +65,7 @@ def test_parts_on_the_command_line_and_resume_without_them(
 ) -> None:
     """AWP, smoothing, CutMix and average of a run are its folder's, also where they switch a recipe's own off."""
     for name, options in (
-        ("trades", ["--awp", "0.02", "--smoothing", "0.2", "--cutmix", "0.3"]),
+        ("trades", ["--awp", "0.02", "--smoothing", "0.2", "--cutmix", "0.3", "--steps", "3"]),
         ("mrboost-strong", ["--rounds", "2", "--later-epochs", "2"]),
         ("strong", ["--awp", "0", "--smoothing", "0", "--ema", "0"]),
     ):
@@ -77,6 +77,7 @@ def test_parts_on_the_command_line_and_resume_without_them(
         assert main(["train", "--resume", *quick]) == 0
         assert snapshot(out) == before
         recipe = json.loads((out / "config.json").read_text())["recipe"]
+        assert recipe["steps"] == (3 if name == "trades" else 10)
         assert (recipe["awp"] or {}).get("gamma") == {"trades": 0.02, "mrboost-strong": 0.005}.get(name)
     assert "another configuration" in error_of(capsys, "train", "strong", "--epochs", "1", "--resume", *quick)
 

@@ -142,14 +142,18 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
     }
 
 
-def test_pgd_steps_as_far_as_in_training(tmp_path) -> None:
-    training, *_ = studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
-    run = SimpleNamespace(config={"eps": 8 / 255, "norm": "Linf", "step_size": 1 / 255})
+def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
+    svhn, cifar10, *_ = {
+        t.data: t for t in studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
+    }.values()
+    config = {"eps": 8 / 255, "norm": "Linf", "step_size": 7 / 255, "input": {"shape": [3, 32, 32]}}
+    run = SimpleNamespace(config=config)  # steps of the training that are fewer and longer are not the evaluation's
     model = mrboost.Ensemble([torch.nn.Flatten()])
-    found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
+    found = running.attacks_of(svhn, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
     assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
     assert found["pgd-mce-20"].step_size == 1 / 255
     assert found["fgsm"].step_size != 1 / 255
+    assert running.attacks_of(cifar10, run, ("pgd-20",), model)["pgd-20"].step_size == 2 / 255
 
 
 def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:

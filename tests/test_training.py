@@ -214,7 +214,7 @@ def test_keeps_best_and_last(trained, digits: Dataset) -> None:
     assert rows[-1]["lr"] == pytest.approx(0.001)
     config = json.loads((trained / "config.json").read_text())
     _, held_out = mrboost.data.hold_out(digits.train, config["validation"], derive(0, "hold out"))
-    attack = mrboost.attacks.PGD(0.1, steps=20, step_size=config["step_size"])
+    attack = mrboost.attacks.PGD(0.1, steps=20)
     least = good_enough(max(row["robust"] for row in rows), len(held_out))
     for which, row in (("best", [row for row in rows if row["robust"] >= least][-1]), ("last", rows[-1])):
         loaded = mrboost.load(trained, which)
@@ -364,7 +364,7 @@ def test_epochs_are_judged_by_an_attack_that_is_the_same_for_all(tiny: Dataset) 
     """TRADES trains on an attack that starts next to the image; judged by it, it would seem more robust than it is."""
     trades, at = (resolve(recipes.get(name), tiny) for name in ("trades", "at"))
     assert trades.attack() != at.attack()
-    assert trades.attack(20) == at.attack(20)
+    assert trades.judge(20) == at.judge(20)
 
 
 @pytest.mark.parametrize(
@@ -390,3 +390,20 @@ def test_the_best_is_the_latest_that_chance_does_not_rule_out(
         progress.score(found, images)
     assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (best, best)
     assert progress.best_robust == robust[best - 1]
+
+
+@pytest.mark.parametrize(("steps", "share"), [(10, 0.25), (40, 0.25), (5, 0.5), (3, 2.5 / 3), (2, 1.25), (1, 1.25)])
+def test_fewer_steps_of_the_attack_are_longer(digits: Dataset, steps: int, share: float) -> None:
+    config = resolve(recipes.AT, digits, steps=steps, eps=0.2)
+    assert config.attack().steps == steps
+    assert config.attack().step_size == pytest.approx(0.2 * share)
+    assert config.judge(20) == mrboost.attacks.PGD(0.2, steps=20), "the judge is the same for all"
+    assert resolve(recipes.AT, digits, steps=steps, step_size=0.01).attack().step_size == 0.01
+
+
+def test_what_steps_may_be(digits: Dataset) -> None:
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(InputError, match="steps must be a whole number"):
+            resolve(recipes.AT, digits, steps=wrong)  # type: ignore[typeddict-item]
+    with pytest.raises(InputError, match="'mrboost-exp' has moves of its own"):
+        resolve(recipes.get("mrboost-exp"), digits, steps=3)

@@ -118,11 +118,12 @@ def _training_options(p: Any) -> None:
         "--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255 (default: the data's)"
     )
     p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
+    p.add_argument("--steps", type=int, metavar="N", help="steps of the training attack (default: the recipe's, 10)")
     p.add_argument(
         "--step-size",
         type=_fraction,
         metavar="X",
-        help="step of the training attack (default: the data's share of eps)",
+        help="length of those (default: the data's share of eps, more for fewer than 10 steps)",
     )
     p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
     p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")

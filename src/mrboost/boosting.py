@@ -53,9 +53,9 @@ def boost(
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
-            first), ``eps``, ``norm``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``, ``awp``,
-            ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``seed``, ``validation``, ``select_on``, ``precision``,
-            ``fast``; what is left out comes from data and recipe.
+            first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``,
+            ``awp``, ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``seed``, ``validation``, ``select_on``,
+            ``precision``, ``fast``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
@@ -164,7 +164,7 @@ def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run
     for count in range(1, len(members) + 1):
         if count in rows:
             continue
-        attack = {f"pgd-{VALIDATION_STEPS}": config.attack(VALIDATION_STEPS)}
+        attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
         scores = evaluate(config.recipe.combine(members[:count]), held_out.images(), held_out.y, attack, check=False)
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes

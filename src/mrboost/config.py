@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
 
 from . import models
-from .attacks import PGD, Uniform
+from .attacks import PGD
 from .awp import AWP
 from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, unknown_name
@@ -82,16 +82,20 @@ class Config:
             return self
         return replace(self, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
-    def attack(self, steps: int | None = None) -> PGD:
-        """The recipe's inner attack with this run's ball; with ``steps`` the one of validation, the same for all."""
+    def attack(self) -> PGD:
+        """The recipe's inner attack with this run's ball."""
         return PGD(
             self.eps,
             self.norm,
-            steps=steps or self.recipe.steps,
+            steps=self.recipe.steps,
             step_size=self.step_size,
-            start=self.recipe.start if steps is None else Uniform(),
+            start=self.recipe.start,
             seed=self.seed,
         )
+
+    def judge(self, steps: int) -> PGD:
+        """The attack of validation, the same for all recipes and for ``evaluate``."""
+        return PGD(self.eps, self.norm, steps=steps, seed=self.seed)
 
     def describe(self) -> dict[str, Any]:
         """The configuration as JSON values, parts by their names."""
@@ -107,6 +111,7 @@ class Options(TypedDict, total=False):
     later_epochs: int | None
     eps: float | None
     norm: str
+    steps: int | None
     step_size: float | None
     batch_size: int | None
     lr: float | None
@@ -165,8 +170,7 @@ def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[
     return {
         "eps": defaults.eps,
         "norm": "Linf",
-        # The data's own step belongs to its own radius; another radius scales it.
-        "step_size": defaults.step_size * (defaults.eps if eps is None else eps) / defaults.eps,
+        "step_size": _step_size(defaults, recipe.steps) * (defaults.eps if eps is None else eps) / defaults.eps,
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
         "select_on": "validation",
@@ -175,6 +179,11 @@ def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[
         "padding": defaults.padding,
         "flip": defaults.flip,
     }
+
+
+def _step_size(defaults: Defaults, steps: int) -> float:
+    """The data's own step is for ten of them: fewer are longer, to reach as far, but do not leap across the ball."""
+    return max(defaults.step_size, min(defaults.step_size * 10 / steps, 1.25 * defaults.eps))
 
 
 def _model(recipe: Recipe, said: str | None, usual: str) -> str:
@@ -189,7 +198,7 @@ def _model(recipe: Recipe, said: str | None, usual: str) -> str:
 
 def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
     """The recipe with the parts that the caller asked for, which are taken out of what was said."""
-    parts: dict[str, Any] = {name: said.pop(name) for name in ("schedule", "ema", "clip") if name in said}
+    parts: dict[str, Any] = {name: said.pop(name) for name in ("schedule", "ema", "clip", "steps") if name in said}
     if isinstance(name := parts.get("schedule"), str):
         if name not in SCHEDULES:
             raise unknown_name("schedule", name, SCHEDULES)
@@ -200,6 +209,10 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         parts["ema"] = None
     if not parts.get("clip", 1.0) > 0:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
+    if not isinstance(parts.get("steps", 1), int) or parts.get("steps", 1) < 1:
+        raise InputError(f"steps must be a whole number of at least 1, got {parts['steps']!r}")
+    if parts.get("steps", recipe.steps) != recipe.steps and isinstance(recipe.sampler, Exp):
+        raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
     if (gamma := said.pop("awp", None)) is not None:
         parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
     if (share := said.pop("smoothing", None)) is not None:
@@ -254,7 +267,7 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     """The options that give this configuration again."""
     schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
     recipe = config["recipe"]
-    parts = {"clip": recipe.get("clip"), "ema": recipe.get("ema") or 0}
+    parts = {"clip": recipe.get("clip"), "ema": recipe.get("ema") or 0, "steps": recipe.get("steps")}
     parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):

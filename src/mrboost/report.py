@@ -261,7 +261,7 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
         *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
         *("validation", "select_on", "first", "eps"),
     )
-    parts = ("schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
+    parts = ("steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
     rows = []
     for key in (*keys, *parts):
         inner = {"recipe": "summary", "first": "run"}.get(key)

@@ -112,7 +112,7 @@ def _validate(model: nn.Module, split: Split, config: Config, fabric: Fabric) ->
     mine, sums = split[fabric.global_rank :: fabric.world_size], (0.0, 0.0)
     if len(mine):
         with fabric.autocast():
-            sums = accuracies(model, mine, config.attack(VALIDATION_STEPS))
+            sums = accuracies(model, mine, config.judge(VALIDATION_STEPS))
     correct = torch.tensor(sums, dtype=torch.float64, device=fabric.device) * len(mine)
     clean, robust = (over_processes(fabric, correct, "sum") / len(split)).tolist()
     return clean, robust

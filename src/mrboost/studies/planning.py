@@ -73,7 +73,7 @@ class Request:
 
     def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
         scale, study, recipe = self.scale, self.study, recipes.get(row.recipe)
-        recipe = recipe if scale.steps is None else replace(recipe, steps=scale.steps)
+        recipe = replace(recipe, steps=self.options.get("steps") or scale.steps or recipe.steps)
         model = row.model or study.model
         options = {"model": scale.models.get(model, model), **scale.options, **study.options, **self.options}
         boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study

@@ -18,7 +18,7 @@ from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
 from mrboost.boosting import boost
 from mrboost.config import resolve
-from mrboost.data import Dataset
+from mrboost.data import Dataset, defaults
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
@@ -90,8 +90,10 @@ def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, A
 
 
 def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:
-    """The attacks by name, PGD with the run's own step: the paper's is 1/255 on SVHN and 2/255 elsewhere."""
-    eps, norm, step = (run.config[key] for key in ("eps", "norm", "step_size"))
+    """The attacks by name, PGD with the data's own step: the paper's is 1/255 on SVHN and 2/255 elsewhere."""
+    eps, norm = run.config["eps"], run.config["norm"]
+    usual = defaults(training.data, run.config["input"]["shape"][1])
+    step = usual.step_size * eps / usual.eps
     special = attacks_on(model, PGD(eps, norm, steps=20, step_size=step)) if isinstance(model, Mixture) else {}
     found: dict[str, Attack] = {}
     for name in map(training.actual, names):
