@@ -132,7 +132,8 @@ def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
 def test_pinot_is_attacked_in_three_ways(smoke: Path) -> None:
     run = smoke / "runs/digits-cnn-digits-pinot-2x1-seed0"
     names = ("clean", "first member", "mean logits", "mean probabilities")
-    expected = [f"{outcome(run, name, members=2):.2f}" for name in names]
+    kept = ("clean", *(f"{name}, pgd-20" for name in names[1:]))
+    expected = [f"{outcome(run, name, members=2):.2f}" for name in kept]
     assert cells(smoke / "pinot.md")["Pinot"]["ours"][:4] == expected
     assert "| AT − Pinot (mean probabilities) |" in (smoke / "pinot.md").read_text()
 
@@ -258,6 +259,19 @@ def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
     found = json.loads((run / "results.json").read_text())
     assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 45]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
+
+
+def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_path: Path) -> None:
+    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100 through the mean logits."""
+    shutil.copytree(smoke, tmp_path / "out")
+    at, pinot = (str(tmp_path / f"out/runs/digits-cnn-digits-{name}-seed0") for name in ("at-1x1", "pinot-2x1"))
+    options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
+    assert main(["evaluate", at, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options]) == 0
+    assert main(["evaluate", pinot, "--attack", "fgsm", "--adaptive", *options]) == 0
+    for name in ("curves", "pinot"):
+        assert main(["study", name, *SMOKE, "--out", str(tmp_path / "out")]) == 0
+        assert cells(tmp_path / f"out/{name}.md") == cells(smoke / f"{name}.md")
+    assert outcome(Path(pinot), "mean logits", members=2) < 100, "evaluate's own is there as well"
 
 
 def test_only_some_rows(tmp_path, capsys) -> None:

@@ -150,8 +150,9 @@ def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
     run = SimpleNamespace(config=config)  # steps of the training that are fewer and longer are not the evaluation's
     model = mrboost.Ensemble([torch.nn.Flatten()])
     found = running.attacks_of(svhn, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
-    assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
-    assert found["pgd-mce-20"].step_size == 1 / 255
+    assert list(found) == ["fgsm", "pgd-20, step eps/8", "pgd-mce-20, step eps/8"], "not what evaluate calls pgd-20"
+    assert found["pgd-20, step eps/8"] == PGD(8 / 255, steps=20, step_size=1 / 255)
+    assert found["pgd-mce-20, step eps/8"].step_size == 1 / 255
     assert found["fgsm"].step_size != 1 / 255
     assert running.attacks_of(cifar10, run, ("pgd-20",), model)["pgd-20"].step_size == 2 / 255
 

@@ -22,6 +22,7 @@ from mrboost.runs import Run, slug
 from .declared import Row, Said, Scale, Study
 
 STRONG = "autoattack"
+ON_MIXTURES, MIXTURE_STEPS = ("first member", "mean logits", "mean probabilities"), 20
 Stage = tuple[str, int, int | None, tuple[str, ...]]
 """One evaluation: weights, members, test images (None is all), the paper's attacks."""
 
@@ -139,6 +140,13 @@ class Training:
         """The attack that stands for the paper's at this scale."""
         return self.request.scale.attacks.get(attack, attack)
 
+    def kept_as(self, attack: str) -> str:
+        """Its name in the run's results: ``evaluate`` has a PGD with steps of eps/4, and longer ones on mixtures."""
+        name, usual = self.actual(attack), defaults(self.data, 1)
+        name += f", pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else ""
+        share = f"{usual.eps / usual.step_size:g}"
+        return f"{name}, step eps/{share}" if "pgd-" in name and share != "4" else name
+
     def _stages(self) -> Iterator[Stage]:
         rounds = self.options["rounds"]
         for which in self.request.study.weights:
@@ -154,7 +162,7 @@ class Training:
         return [
             (which, members, n, attacks)
             for which, members, n, attacks in self._stages()
-            if not {self.actual(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
+            if not {self.kept_as(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
         ]
 
     def measures(self) -> dict[str, float]:
@@ -175,17 +183,17 @@ class Training:
         for which, members, n, attacks in self._stages():
             known = outcomes(run, which, members, n)
             for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
-                if (actual := self.actual(attack)) in known:
-                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[actual])
+                if (kept := self.kept_as(attack)) in known:
+                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[kept])
         return found
 
 
 def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dict[str, Any]]:
-    """What is known of these weights and members on so many test images at the run's radius, by attack."""
+    """What is known of these weights and members on so many test images in the run's ball, by attack."""
     found: dict[str, dict[str, Any]] = {}
     if not run.results.get("evaluations"):
         return found
-    wanted = {"weights": which, "members": members, "eps": run.config["eps"]}
+    wanted = {"weights": which, "members": members, "eps": run.config["eps"], "norm": run.config["norm"]}
     for evaluation in run.results["evaluations"]:
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
