@@ -43,6 +43,8 @@ def choose(
                 raise unknown_name("row", name, {t.label for t in trainings}, hint="or a row's recipe")
         labels = {names[name.lower()] for name in only}
         trainings = [t for t in trainings if t.label in labels]
+    if part is not None and not trainings:
+        raise InputError("this study has no trainings: leave --part out")
     return list(trainings if part is None else trainings[part[0] - 1 :: part[1]])
 
 
