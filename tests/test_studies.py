@@ -335,6 +335,11 @@ def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_p
     assert outcome(Path(pinot), "mean logits", members=2) < 100, "evaluate's own is there as well"
 
 
+def test_a_plot_without_lines_is_left_out(tmp_path: Path) -> None:
+    assert main(["study", "boosting", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "deeper"]) == 0
+    assert "![" not in (tmp_path / "boosting.md").read_text(), "no row has a second round"
+
+
 def test_only_some_rows(tmp_path, capsys) -> None:
     command = ["study", "samplers", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "Sampler.Rnd", "at2"]
     assert main(command) == 0

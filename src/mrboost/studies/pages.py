@@ -258,7 +258,8 @@ def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[s
             if column == names["clean"] and names["pgd-20"] in found:
                 scores = {name: {"accuracy": found[c] / 100} for name, c in names.items()}
                 staged.setdefault(row, []).append({"round": int(members), **scores})
-    return {"rounds": plots.round_curves({row: rows for row, rows in staged.items() if len(rows) > 1}, "test")}
+    several = {row: rows for row, rows in staged.items() if len(rows) > 1}
+    return {"rounds": plots.round_curves(several, "test")} if several else {}
 
 
 def listing() -> str:
