@@ -132,9 +132,71 @@ def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
 def test_pinot_is_attacked_in_three_ways(smoke: Path) -> None:
     run = smoke / "runs/digits-cnn-digits-pinot-2x1-seed0"
     names = ("clean", "first member", "mean logits", "mean probabilities")
-    expected = [f"{outcome(run, name, members=2):.2f}" for name in names]
+    kept = ("clean", *(f"{name}, pgd-20" for name in names[1:]))
+    expected = [f"{outcome(run, name, members=2):.2f}" for name in kept]
     assert cells(smoke / "pinot.md")["Pinot"]["ours"][:4] == expected
     assert "| AT − Pinot (mean probabilities) |" in (smoke / "pinot.md").read_text()
+
+
+def test_the_cost_is_that_of_the_studys_own_evaluations(smoke: Path, tmp_path: Path) -> None:
+    """Other studies, and ``evaluate``, add theirs to the same results."""
+    shutil.copytree(smoke, tmp_path / "out")
+    results = tmp_path / "out/runs/digits-cnn-digits-at-1x1-seed0/results.json"
+    found = json.loads(results.read_text())
+    for evaluation in found["evaluations"]:
+        for known in evaluation["outcomes"]:
+            known["seconds"] = 1000 if known["attack"] == "pgd-20" else 10**6 if known["attack"] == "cw" else 0
+    results.write_text(json.dumps(found))
+    assert main(["study", "samplers", *SMOKE, "--out", str(tmp_path / "out")]) == 0
+    cost = re.search(r"and (\d+) s of evaluation", (tmp_path / "out/samplers.md").read_text())
+    assert cost is not None
+    assert 1000 <= int(cost[1]) < 2000
+
+
+def test_results_of_a_stranger(smoke: Path, tmp_path: Path, capsys) -> None:
+    """Without points and seconds there is a page without comparisons; other things are one line."""
+    shutil.copytree(smoke / "runs", tmp_path / "runs")
+    results = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0/results.json"
+    found = json.loads(results.read_text())
+    for evaluation in found["evaluations"]:
+        for known in evaluation["outcomes"]:
+            del known["correct"], known["seconds"]
+    results.write_text(json.dumps(found))
+    command = ["study", "curves", *SMOKE, "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md")
+    results.write_text(json.dumps(found | {"hardware": 3}))
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "hardware is not a list" in capsys.readouterr().err
+
+
+def test_weights_that_are_gone(smoke: Path, tmp_path: Path) -> None:
+    shutil.copytree(smoke / "runs", tmp_path / "runs")
+    run = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0"
+    (run / "members/01.last.safetensors").unlink()  # of an ensemble's last epochs nobody has use
+    command = ["study", "curves", *SMOKE, "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md"), "what is known stands"
+    for name in ("members", "checkpoint"):
+        shutil.rmtree(run / name)
+    (run / "results.json").unlink()
+    assert main(command) == 0, "trained again"
+    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md")
+
+
+def test_accuracy_beside_seconds_is_named(smoke: Path, tmp_path: Path) -> None:
+    shutil.copytree(smoke / "runs", tmp_path / "runs")
+    assert main(["study", "overhead", *SMOKE, "--also", "pgd-3", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "overhead.md").read_text()
+    assert "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± 15.5 at 50 %." in page
+
+
+def test_more_rounds_than_the_papers_stand_in_order(tmp_path: Path) -> None:
+    command = ["study", "boosting", *SMOKE, "--rounds", "10", "--only", "mrboost", "--n", "5", "--out", str(tmp_path)]
+    assert main(command) == 0
+    head = next(line for line in (tmp_path / "boosting.md").read_text().splitlines() if line.startswith("| method |"))
+    assert re.findall(r"members (\d+), clean", head) == [str(count) for count in range(1, 11)]
 
 
 def test_studies_share_their_trainings(smoke: Path) -> None:
@@ -251,13 +313,31 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
 
 def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
     command = ["study", "adaptive", *SMOKE, "--out", str(tmp_path)]
-    for n in (10, 45):
+    for n, said in ((10, "10 test images: "), (45, "45 test images: "), (1000, "all test images.")):
         assert main([*command, "--n", str(n)]) == 0
-        assert f"on {n} test images" in (tmp_path / "adaptive.md").read_text(), "more than the scale's, too"
+        assert f"on {said}" in (tmp_path / "adaptive.md").read_text(), "more than the scale's, too"
     run = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0"
     found = json.loads((run / "results.json").read_text())
-    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 45]
+    assert [evaluation["n"] for evaluation in found["evaluations"]] == [10, 45, 355]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
+
+
+def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_path: Path) -> None:
+    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100 through the mean logits."""
+    shutil.copytree(smoke, tmp_path / "out")
+    at, pinot = (str(tmp_path / f"out/runs/digits-cnn-digits-{name}-seed0") for name in ("at-1x1", "pinot-2x1"))
+    options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
+    assert main(["evaluate", at, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options]) == 0
+    assert main(["evaluate", pinot, "--attack", "fgsm", "--adaptive", *options]) == 0
+    for name in ("curves", "pinot"):
+        assert main(["study", name, *SMOKE, "--out", str(tmp_path / "out")]) == 0
+        assert cells(tmp_path / f"out/{name}.md") == cells(smoke / f"{name}.md")
+    assert outcome(Path(pinot), "mean logits", members=2) < 100, "evaluate's own is there as well"
+
+
+def test_a_plot_without_lines_is_left_out(tmp_path: Path) -> None:
+    assert main(["study", "boosting", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "deeper"]) == 0
+    assert "![" not in (tmp_path / "boosting.md").read_text(), "no row has a second round"
 
 
 def test_only_some_rows(tmp_path, capsys) -> None:
@@ -290,17 +370,22 @@ def test_the_page_shows_what_is_there(tmp_path) -> None:
     assert "AT + MCE 1000 s." in page
 
 
-def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
+def write_pictures(root: Path, names: str) -> None:
+    """Three classes, darker to brighter: 24 images each to train on and 4 to test."""
     from PIL import Image
 
     generator = torch.Generator().manual_seed(0)
     for split, count in (("train", 24), ("test", 4)):
-        for label in range(3):
-            folder = tmp_path / "mirror-jpeg" / split / "abc"[label]
+        for label, name in enumerate(names):
+            folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(count):
                 pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
                 Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
+    write_pictures(tmp_path / "mirror-jpeg", "abc")
     out = tmp_path / "out"
     options = [
         "--out",
@@ -343,9 +428,44 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
 
 def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
     capsys.readouterr()
-    for changed in (["--lr", "0.05"], ["--schedule", "one-cycle"], ["--ema", "0.9"]):
+    for changed in (
+        ["--lr", "0.05"],
+        ["--schedule", "one-cycle"],
+        ["--ema", "0.9"],
+        ["--steps", "3"],
+        ["--steps", "0"],
+    ):
         assert main(["study", "curves", *SMOKE, *changed, "--out", str(smoke)]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
-        assert f"{changed[0][2:]}: " in err
-        assert "choose another --out" in err
+        assert f"{changed[0][2:]}: " in err if changed[1] != "0" else "at least 1, got 0" in err
+        assert "choose another --out" in err or changed[1] == "0"
+    # A row that is only shown, too, and before any training: the page could not show it.
+    trained = sorted((smoke / "runs").iterdir())
+    assert (
+        main(["study", "mce-wrn", *SMOKE, "--only", "AT", "--seeds", "0", "1", "--lr", "0.05", "--out", str(smoke)])
+        == 2
+    )
+    assert "another configuration (lr: 0.1 -> 0.05)" in capsys.readouterr().err
+    assert sorted((smoke / "runs").iterdir()) == trained
+
+
+def test_data_of_the_same_name_are_not_taken_for_one_another(tmp_path, monkeypatch, capsys) -> None:
+    """Runs are named after the last part of a folder's path. A copy elsewhere is as good; other images are not."""
+    for place, order in (("here", 1), ("there", -1)):
+        write_pictures(tmp_path / place / "digits", "abc"[::order])
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "here/digits", tmp_path / "copy/digits")
+
+    def study(data: str) -> int:
+        return main(["study", "adaptive", *SMOKE, "--data", data, "--out", str(tmp_path / "out")])
+
+    assert study(f"folder:{tmp_path / 'here/digits'}") == 0
+    for data in (f"folder:{tmp_path / 'there/digits'}", "digits"):
+        capsys.readouterr()
+        assert study(data) == 2
+        assert f"here/digits' -> '{data}'" in capsys.readouterr().err
+    assert study(f"folder:{tmp_path / 'copy/digits'}") == 0
+    assert study("folder:/on/another/machine/digits") == 0, "gathered runs need no data"
+    monkeypatch.chdir(tmp_path / "here")
+    assert study("folder:digits") == 0

@@ -31,11 +31,16 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
         (["boosting", "--part", "5/4"], "'5/4' is not a part such as 2/4"),
         (["boosting", "--data", "folder:nowhere"], "nowhere"),
         (["boosting", "--data", "digits", "mnist"], "give one"),
+        (["curves", "--scale", "smoke", "--data", "digits", "digits"], "give one"),
         (["boosting", "--scale", "smoke", "--model", "resnet19"], "unknown model 'resnet19'"),
         (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
         (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
         (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
+        (["samplers", "--scale", "smoke", "--later-epochs", "3"], "later_epochs is of the rounds after the first"),
+        (["curves", "--scale", "smoke", "--steps", "0"], "steps must be a whole number of at least 1, got 0"),
         (["theory", "--scale", "smoke", "--epochs", "3"], "theory has no trainings: leave epochs out"),
+        (["theory", "--scale", "smoke", "--n", "3", "--data", "mnist", "--seeds", "1"], "leave mnist, n, seeds out"),
+        (["theory", "--scale", "smoke", "--part", "1/2"], "no trainings: leave --part out"),
         (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
 )
@@ -150,8 +155,9 @@ def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
     run = SimpleNamespace(config=config)  # steps of the training that are fewer and longer are not the evaluation's
     model = mrboost.Ensemble([torch.nn.Flatten()])
     found = running.attacks_of(svhn, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
-    assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=1 / 255)
-    assert found["pgd-mce-20"].step_size == 1 / 255
+    assert list(found) == ["fgsm", "pgd-20, step eps/8", "pgd-mce-20, step eps/8"], "not what evaluate calls pgd-20"
+    assert found["pgd-20, step eps/8"] == PGD(8 / 255, steps=20, step_size=1 / 255)
+    assert found["pgd-mce-20, step eps/8"].step_size == 1 / 255
     assert found["fgsm"].step_size != 1 / 255
     assert running.attacks_of(cifar10, run, ("pgd-20",), model)["pgd-20"].step_size == 2 / 255
 

@@ -238,7 +238,10 @@ def _study(options: argparse.Namespace) -> None:
     request = studies.Request(
         study, scale, out, tuple(options.data), tuple(options.seeds), options.n, tuple(options.also), said
     )
-    chosen = studies.choose(request.trainings(), options.only, options.part)
+    trainings = request.trainings()
+    chosen = studies.choose(trainings, options.only, options.part)
+    for training in chosen if options.part else trainings:
+        training.run()  # one of another configuration, that the page could not show, is refused before any training
     studies.carry_out(
         chosen, device=options.device, data_dir=options.data_dir, verify=options.verify, progress=not options.quiet
     )

@@ -183,6 +183,8 @@ def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[
 
 def _step_size(defaults: Defaults, steps: int) -> float:
     """The data's own step is for ten of them: fewer are longer, to reach as far, but do not leap across the ball."""
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     return max(defaults.step_size, min(defaults.step_size * 10 / steps, 1.25 * defaults.eps))
 
 
@@ -209,8 +211,6 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         parts["ema"] = None
     if not parts.get("clip", 1.0) > 0:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
-    if not isinstance(parts.get("steps", 1), int) or parts.get("steps", 1) < 1:
-        raise InputError(f"steps must be a whole number of at least 1, got {parts['steps']!r}")
     if parts.get("steps", recipe.steps) != recipe.steps and isinstance(recipe.sampler, Exp):
         raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
     if (gamma := said.pop("awp", None)) is not None:

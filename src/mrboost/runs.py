@@ -105,6 +105,8 @@ class Run:
             )
         if not os.access(run.folder, os.W_OK):
             raise InputError(f"cannot write the run folder {str(folder)!r}: choose a copy that you may write")
+        for part in ("members", "checkpoint"):  # a copy need not have brought what is empty
+            (run.folder / part).mkdir(exist_ok=True)
         if more_rounds:
             run.config["rounds"] = description["rounds"]
             write_json(run.folder / "config.json", run.config)
@@ -190,10 +192,10 @@ class Run:
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:
         """Whether an evaluation is of the classifier as it is now; of a run without its weights, each is."""
-        members = evaluation["members"]
-        if self.rounds_done() < members:
+        members, which = evaluation["members"], evaluation["weights"]
+        if not all(self._member(round_, which).exists() for round_ in range(1, members + 1)):
             return True
-        return evaluation.get("of") == self.fingerprint(evaluation["weights"], members)
+        return evaluation.get("of") == self.fingerprint(which, members)
 
     def new_model(self) -> nn.Module:
         """A fresh model of the run's architecture."""

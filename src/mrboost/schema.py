@@ -85,6 +85,9 @@ def check_results(results: dict[str, Any], path: Path) -> None:
             _check(doubt, {"check": _text, "message": _text}, where)
     for row in results.get("rounds", []):
         _check(row, {"round": _whole(1, 100_000), "clean.accuracy": _number, "pgd-20.accuracy": _number}, where)
+    hardware = results.get("hardware", [])
+    if not isinstance(hardware, list) or not all(map(_text, hardware)):
+        raise InputError(f"{where}: hardware is not a list of names: move it away")
     if not isinstance(results.get("curve", {}), dict):
         raise InputError(f"{where}: curve is not an object: move it away")
 

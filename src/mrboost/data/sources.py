@@ -48,6 +48,11 @@ def defaults(name: str, height: int) -> Defaults:
     return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
+def whole_name(name: str) -> str:
+    """The name that a dataset has once it is loaded: with a folder's whole path."""
+    return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name
+
+
 def load(name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True) -> Dataset:
     """The dataset called `name` (see `names()`), or the images of `folder:PATH`.
 
@@ -55,9 +60,8 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     download: fetch what is not there. verify: compare an official archive on disk with its checksum.
     """
     if name.startswith(FOLDER):
-        path = _folder_path(name)
-        train, test, classes = read_folder(path)
-        return Dataset(f"{FOLDER}{path.absolute()}", train, test, classes, usual_defaults(train.x.shape[2]))
+        train, test, classes = read_folder(_folder_path(name))
+        return Dataset(whole_name(name), train, test, classes, usual_defaults(train.x.shape[2]))
     source = _source(name)
     found = _find(name, source, data_dir)
     if found is None:

@@ -105,7 +105,7 @@ def compose(request: Request, command: str, device: str) -> Page:
     by_row = {row: statistics.mean(seconds.values()) for row, seconds in trained.items() if seconds}
     shared = ", a first round that rows share in each of them" if any("first" in run.config for run in runs) else ""
     evaluations = [(t, e) for t, run in zip(there, runs, strict=True) for e in run.results.get("evaluations", [])]
-    evaluation = sum(outcome["seconds"] for _, e in evaluations for outcome in e["outcomes"])
+    evaluation = sum(outcome.get("seconds", 0) for t in there for outcome in t.outcomes().values())
     hardware = sorted({name for run in runs for name in run.results.get("hardware", [])})
     lists: dict[str, Sequence[str]] = {
         "Reasons to doubt these figures": sorted(
@@ -122,7 +122,7 @@ def compose(request: Request, command: str, device: str) -> Page:
             f"Training by row, each seed: {', '.join(f'{row} {seconds:.0f} s' for row, seconds in by_row.items())}.",
         ],
     }
-    tables = [_table(request, paper, trainings, measures), *_claims(paper, ours), *paired(paper, there)]
+    tables = [_table(request, paper, trainings, there, measures), *_claims(paper, ours), *paired(paper, there)]
     lists = {title: items for title, items in lists.items() if items}
     return Page(
         study.title, _below(request, paper), _caveats(request, trainings), tables, _plots(request, there, ours), lists
@@ -165,12 +165,19 @@ def _caveats(request: Request, trainings: Sequence[Training]) -> list[str]:
 
 
 def _table(
-    request: Request, paper: Report, trainings: Sequence[Training], measures: Mapping[str, Mapping[str, list[float]]]
+    request: Request,
+    paper: Report,
+    trainings: Sequence[Training],
+    there: Sequence[Training],
+    measures: Mapping[str, Mapping[str, list[float]]],
 ) -> Table:
     """Three lines for each row: ours, the paper's, the difference."""
     data, rounds = {t.paper_data for t in trainings}, max(t.options["rounds"] for t in trainings)
     columns = [c for c in paper.columns if c.split("/")[0] in data and int(c.split("/")[2]) <= rounds]
-    columns += sorted({c for found in measures.values() for c in found} - set(columns))
+    more = {c for found in measures.values() for c in found} - set(columns)
+    columns += sorted(
+        more, key=lambda column: [(len(part) if part.isdigit() else 0, part) for part in column.split("/")]
+    )
     rows, form = [], ".0f" if request.study.seconds else ".2f"
     for row in request.study.rows:
         ours, theirs = measures[row.label], paper.figures.get(row.label, {})
@@ -181,19 +188,31 @@ def _table(
             for column in columns
         ]
         rows.append(["", "difference", *differences])
-    unit = "Seconds of an epoch, the median after the first" if request.study.seconds else _unit(request)
+    unit = _unit(request, there)
+    if request.study.seconds:
+        seconds = "Seconds of an epoch, the median after the first"
+        unit = f"{seconds}. {unit}" if request.also else seconds
     spread = "; mean ± standard deviation over the seeds" if len(request.seeds) > 1 else ""
     return Table(f"{unit}{spread}.", ["method", "", *column_labels(columns)], rows)
 
 
-def _unit(request: Request) -> str:
+def _unit(request: Request, there: Sequence[Training]) -> str:
+    """What the figures are, and of how many test images."""
     attacks = {*request.also, *(a for row in request.study.rows for a in (row.attacks or request.study.attacks))}
-    counts = {"": request.images("")} | ({f" ({STRONG})": request.images(STRONG)} if STRONG in attacks else {})
-    said = ", ".join(
-        f"all test images{who}" if n is None else f"{n:,} test images{who}: ± {98 / math.sqrt(n):.1f} at 50 %"
-        for who, n in counts.items()
-    )
-    return f"Accuracy, %, on {said}"
+    whole: dict[bool, set[bool]] = {False: set(), True: set()}  # of AutoAttack or not: were those all that there are?
+    for training in there:
+        for column, outcome in training.outcomes().items():
+            whole[column.endswith(f"/{STRONG}")].add(outcome["whole"])
+    counts = [_count(request.images(""), whole[False])]
+    if STRONG in attacks:
+        counts.append(_count(request.images(STRONG), whole[True], f" ({STRONG})"))
+    return f"Accuracy, %, on {', '.join(counts)}"
+
+
+def _count(n: int | None, whole: set[bool], who: str = "") -> str:
+    if n is None or whole == {True}:
+        return f"all test images{who}"
+    return f"{n:,} test images{who}{', or all,' if True in whole else ''}: ± {98 / math.sqrt(n):.1f} at 50 %"
 
 
 def _spread(values: Sequence[float] | None) -> str:
@@ -239,7 +258,8 @@ def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[s
             if column == names["clean"] and names["pgd-20"] in found:
                 scores = {name: {"accuracy": found[c] / 100} for name, c in names.items()}
                 staged.setdefault(row, []).append({"round": int(members), **scores})
-    return {"rounds": plots.round_curves({row: rows for row, rows in staged.items() if len(rows) > 1}, "test")}
+    several = {row: rows for row, rows in staged.items() if len(rows) > 1}
+    return {"rounds": plots.round_curves(several, "test")} if several else {}
 
 
 def listing() -> str:

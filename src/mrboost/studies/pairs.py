@@ -22,7 +22,7 @@ def paired(paper: Report, there: Sequence[Training]) -> list[Table]:
     for training in there:
         row = points.setdefault(training.label, {})
         for column, outcome in training.outcomes().items():
-            row.setdefault(column, {})[training.options["seed"]] = outcome["correct"]
+            row.setdefault(column, {})[training.options["seed"]] = outcome.get("correct", [])
     cells = _cells(paper, points)
     columns = list(dict.fromkeys(column for found in cells.values() for column in found))
     if not columns:

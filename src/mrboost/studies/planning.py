@@ -9,19 +9,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
 from mrboost.config import as_said, describe_parts, differences, usual
-from mrboost.data import defaults
+from mrboost.data import defaults, load
+from mrboost.data.sources import FOLDER, whole_name
 from mrboost.errors import InputError
 from mrboost.runs import Run, slug
 
 from .declared import Row, Said, Scale, Study
 
 STRONG = "autoattack"
+ON_MIXTURES, MIXTURE_STEPS = ("first member", "mean logits", "mean probabilities"), 20
 Stage = tuple[str, int, int | None, tuple[str, ...]]
 """One evaluation: weights, members, test images (None is all), the paper's attacks."""
 
@@ -47,7 +50,8 @@ class Request:
             raise InputError(f"n must be at least 1, got {self.n}")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread")
-        if not self.study.rows and (given := [*self.options, *self.also]):
+        given = [*self.options, *self.also, *self.data, *(["n"] if self.n is not None else [])]
+        if not self.study.rows and (given := given + ["seeds"] * (self.seeds != (0,))):
             raise InputError(f"{self.study.name} has no trainings: leave {', '.join(given)} out")
         if "rounds" in self.options and not self.study.staged:
             raise InputError(f"the rounds of {self.study.name} are part of what it studies: leave --rounds out")
@@ -62,18 +66,25 @@ class Request:
         """One for each data, row and seed."""
         names = self.data or ((self.scale.data,) if self.scale.data else self.study.data)
         paper_data = {name: name if name in self.study.data else "cifar10" for name in names}
-        if len(set(paper_data.values())) < len(paper_data):
-            raise InputError(f"several of --data {' '.join(names)} would stand for the paper's cifar10: give one")
-        return [
+        if len(set(paper_data.values())) < len(names):
+            raise InputError(
+                f"several of --data {' '.join(names)} would stand for the same data of the paper: give one"
+            )
+        found = [
             self._training(row, name, paper_data[name], seed)
             for name in names
             for row in self.study.rows
             for seed in self.seeds
         ]
+        later = [name for name in self.options if name.startswith("later_")]
+        if later and all(training.options["rounds"] == 1 for training in found):
+            raise InputError(f"{later[0]} is of the rounds after the first, and those here have one: leave it out")
+        return found
 
     def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
         scale, study, recipe = self.scale, self.study, recipes.get(row.recipe)
-        recipe = replace(recipe, steps=self.options.get("steps") or scale.steps or recipe.steps)
+        steps = self.options.get("steps")
+        recipe = replace(recipe, steps=(scale.steps or recipe.steps) if steps is None else steps)
         model = row.model or study.model
         options = {"model": scale.models.get(model, model), **scale.options, **study.options, **self.options}
         boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study
@@ -109,7 +120,11 @@ class Training:
             return None
         run = Run.open(self.folder)
         recipe = run.config["recipe"]
-        saved = as_said(run.config) | {"recipe": recipe["name"], "steps": recipe.get("steps")}
+        saved = as_said(run.config) | {
+            "recipe": recipe["name"],
+            "steps": recipe.get("steps"),
+            "data": run.config["data"],
+        }
         # What nobody asked for is as data and recipe have it; but a recipe's own average is fitted to the length.
         said = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
         said = {key: value for key, value in said.items() if key in saved}
@@ -118,6 +133,7 @@ class Training:
         said |= {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
         del said["model"]  # the folder's name has it
         said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
+        said["data"] = run.config["data"] if self._is_of_this_data(run) else whole_name(self.data)
         for options in (said, saved):
             options |= {"ema": options["ema"] or None} if "ema" in options else {}  # 0 is none
         changed = differences({key: saved.get(key) for key in said}, said)
@@ -127,6 +143,12 @@ class Training:
                 "that it was made with, or choose another --out"
             )
         return run
+
+    def _is_of_this_data(self, run: Run) -> bool:
+        """Folders' paths may differ, between machines say: then the images tell, if they are here."""
+        asked, made = whole_name(self.data), str(run.config["data"])
+        elsewhere = asked != made and asked.startswith(FOLDER) and made.startswith(FOLDER)
+        return _fingerprint(asked) in (None, run.config["input"]["fingerprint"]) if elsewhere else asked == made
 
     def is_trained(self) -> bool:
         run = self.run()
@@ -138,6 +160,13 @@ class Training:
     def actual(self, attack: str) -> str:
         """The attack that stands for the paper's at this scale."""
         return self.request.scale.attacks.get(attack, attack)
+
+    def kept_as(self, attack: str) -> str:
+        """Its name in the run's results: ``evaluate`` has a PGD with steps of eps/4, and longer ones on mixtures."""
+        name, usual = self.actual(attack), defaults(self.data, 1)
+        name += f", pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else ""
+        share = f"{usual.eps / usual.step_size:g}"
+        return f"{name}, step eps/{share}" if "pgd-" in name and share != "4" else name
 
     def _stages(self) -> Iterator[Stage]:
         rounds = self.options["rounds"]
@@ -154,7 +183,7 @@ class Training:
         return [
             (which, members, n, attacks)
             for which, members, n, attacks in self._stages()
-            if not {self.actual(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
+            if not {self.kept_as(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
         ]
 
     def measures(self) -> dict[str, float]:
@@ -175,23 +204,29 @@ class Training:
         for which, members, n, attacks in self._stages():
             known = outcomes(run, which, members, n)
             for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
-                if (actual := self.actual(attack)) in known:
-                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[actual])
+                if (kept := self.kept_as(attack)) in known:
+                    found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[kept])
         return found
 
 
 def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dict[str, Any]]:
-    """What is known of these weights and members on so many test images at the run's radius, by attack."""
+    """What is known of these weights and members on so many test images in the run's ball, by attack."""
     found: dict[str, dict[str, Any]] = {}
     if not run.results.get("evaluations"):
         return found
-    wanted = {"weights": which, "members": members, "eps": run.config["eps"]}
+    wanted = {"weights": which, "members": members, "eps": run.config["eps"], "norm": run.config["norm"]}
     for evaluation in run.results["evaluations"]:
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
         if enough and all(evaluation.get(key) == value for key, value in wanted.items()) and run.is_of(evaluation):
-            found |= {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
+            found |= {outcome["attack"]: outcome | {"whole": whole} for outcome in evaluation["outcomes"]}
     return found
+
+
+@cache
+def _fingerprint(folder: str) -> str | None:
+    """That of a folder's training images, if it is there."""
+    return load(folder).fingerprint() if Path(folder.removeprefix(FOLDER)).exists() else None
 
 
 def _is_without_weights(run: Run) -> bool:

@@ -26,7 +26,7 @@ from mrboost.mixtures import attacks_on
 from mrboost.results import clear, evaluate_run, place_of
 from mrboost.runs import Run
 
-from .planning import Training
+from .planning import MIXTURE_STEPS, Training
 from .twins import find_first_round
 
 
@@ -43,6 +43,8 @@ def choose(
                 raise unknown_name("row", name, {t.label for t in trainings}, hint="or a row's recipe")
         labels = {names[name.lower()] for name in only}
         trainings = [t for t in trainings if t.label in labels]
+    if part is not None and not trainings:
+        raise InputError("this study has no trainings: leave --part out")
     return list(trainings if part is None else trainings[part[0] - 1 :: part[1]])
 
 
@@ -90,16 +92,18 @@ def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, A
 
 
 def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:
-    """The attacks by name, PGD with the data's own step: the paper's is 1/255 on SVHN and 2/255 elsewhere."""
+    """The attacks by name in the results, PGD with the data's step: in the paper 1/255 on SVHN, 2/255 elsewhere."""
     eps, norm = run.config["eps"], run.config["norm"]
     usual = defaults(training.data, run.config["input"]["shape"][1])
     step = usual.step_size * eps / usual.eps
-    special = attacks_on(model, PGD(eps, norm, steps=20, step_size=step)) if isinstance(model, Mixture) else {}
+    inner = PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step)
+    special = attacks_on(model, inner) if isinstance(model, Mixture) else {}
     found: dict[str, Attack] = {}
-    for name in map(training.actual, names):
-        attack = special.get(name) or named(name, eps, norm)
-        stepping = isinstance(attack, PGD) and name.startswith("pgd-")
-        found[name] = replace(attack, step_size=step) if stepping else attack  # type: ignore[type-var]
+    for name in names:
+        actual = training.actual(name)
+        attack = special.get(actual) or named(actual, eps, norm)
+        stepping = isinstance(attack, PGD) and actual.startswith("pgd-")
+        found[training.kept_as(name)] = replace(attack, step_size=step) if stepping else attack  # type: ignore[type-var]
     return found
 
 
