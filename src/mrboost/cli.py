@@ -192,6 +192,7 @@ def _reweight(options: argparse.Namespace) -> None:
         device=options.device,
         data_dir=options.data_dir,
         verify=options.verify,
+        progress=not options.quiet,
     )
     if options.json:
         print(json.dumps({"run": options.target, "weights": weights}, indent=2))

@@ -78,6 +78,7 @@ def reweight_run(
     device: str = "auto",
     data_dir: str | Path | None = None,
     verify: bool = True,
+    progress: bool = False,
 ) -> list[float]:
     """Learn weights for a run's members on its held-out images, attacked, and keep them: ``load`` then uses them."""
     run = Run.open(run_dir)
@@ -91,7 +92,9 @@ def reweight_run(
     _, held_out = hold_out(dataset.train, run.config["validation"], derive(run.config["seed"], "hold out"))
     place = model.weights.device
     attack = PGD(run.config["eps"], run.config["norm"], steps=20)
-    learned = learn_weights(model, held_out.images().to(place), held_out.y.to(place), attack, objective=objective)
+    x, y = held_out.images().to(place), held_out.y.to(place)
+    equal = Ensemble(model.members).to(place).eval()  # not what was learned before, so that the same is learned again
+    learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
     weights: list[float] = learned.weights.tolist()
     run.save_weights(which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}")
     return weights
