@@ -264,7 +264,7 @@ def test_hostile_configurations_are_refused(run: Path, key: str, value: object, 
 
 def test_a_checkpoint_of_something_else_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "members" / "01.safetensors").unlink()
-    facts = {"round": 1, "epoch": 3, "best_epoch": 1, "best_robust": 0.5}
+    facts = {"round": 1, "epoch": 3, "best_epoch": 1}
     write_tensors(run / "checkpoint" / "state.safetensors", {"learner.wrong": torch.zeros(2)}, facts)
     assert "does not fit this run" in error_of(capsys, "train", "--resume", "--out", run, "--quiet")
 

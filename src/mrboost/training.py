@@ -7,7 +7,6 @@ the best weights so far and the current ones are both kept, and everything neede
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -58,9 +57,8 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
-    The best epoch is the latest after which the ensemble of ``past`` and learner is as robust on ``held_out`` as it
-    ever was, but for chance; chosen on the test images, as papers do, it is the most robust. Where the sampler ignores
-    the past, the learner alone is judged.
+    The best epoch (``checkpoint.best_epoch``) is chosen by the ensemble of ``past`` and learner on ``held_out``; where
+    the sampler ignores the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = begin(learner, config, fabric)
@@ -88,7 +86,7 @@ def fit(
             _agree(state, fabric)
             judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
             clean, robust = _validate(judged, held_out, config, fabric)
-            state.score(robust, len(held_out) if config.select_on == "validation" else math.inf)
+            state.score(robust, config.select_on, len(held_out))
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
                 run.log(row)
@@ -172,5 +170,5 @@ def _print_epoch(row: dict[str, Any], config: Config, state: Progress) -> None:
     _say(
         f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
         f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
-        f"best {state.best_robust:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
+        f"best {state.scores[state.best_epoch - 1]:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
     )
