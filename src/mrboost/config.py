@@ -152,10 +152,6 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
     config = Config(recipe=recipe, data=dataset.name, **filled)
-    if isinstance(recipe.sampler, Exp) and config.norm != "Linf":
-        raise InputError(
-            f"recipe {recipe.name!r} draws from Linf balls, got norm {config.norm!r}: mrboost takes any norm"
-        )
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
             raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")
@@ -211,8 +207,11 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
     if not isinstance(parts.get("steps", 1), int) or parts.get("steps", 1) < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {parts['steps']!r}")
-    if parts.get("steps", recipe.steps) != recipe.steps and isinstance(recipe.sampler, Exp):
-        raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
+    if isinstance(recipe.sampler, Exp):
+        if (norm := said.get("norm", "Linf")) != "Linf":
+            raise InputError(f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost takes any norm")
+        if parts.get("steps", recipe.steps) != recipe.steps:
+            raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
     if (gamma := said.pop("awp", None)) is not None:
         parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
     if (share := said.pop("smoothing", None)) is not None:
