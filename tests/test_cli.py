@@ -123,6 +123,21 @@ def test_a_model_of_the_users_own(
     assert "cannot import 'missing'" in error_of(capsys, "evaluate", "my run", "--import", "missing")
 
 
+@pytest.mark.parametrize("said", ["./nets/there.py", "nets/there.py", "{}/nets/there.py"])
+def test_a_module_by_its_path(
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "there.py").write_text("import beside\n")
+    (tmp_path / "nets" / "beside.py").write_text("print('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "at", "--import", said.format(tmp_path), "--epochs", "1", "--rounds", "0"]) == 2
+    for name in ("there", "beside"):
+        sys.modules.pop(name)
+    assert capsys.readouterr().out == "imported\n"
+    assert "cannot import './nets/missing.py'" in error_of(capsys, "train", "at", "--import", "./nets/missing.py")
+
+
 def test_a_model_with_the_wrong_number_of_logits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,8 +309,10 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _import(module: str) -> None:
-    name = module.removesuffix(".py")
-    sys.path.insert(0, str(Path.cwd()))
+    """Import a module of the user's by its name, from the current folder, or by its path."""
+    path = Path(module.removesuffix(".py"))
+    name = path.name.lstrip(".")
+    sys.path.insert(0, str(Path.cwd() / path.parent))
     try:
         importlib.import_module(name)
     except (ImportError, ValueError) as error:

@@ -57,7 +57,7 @@ def _checked(run: Run, dataset: Dataset) -> Dataset:
 
 
 def draw(split: Split, n: int | None) -> Split:
-    """``n`` images drawn evenly from the classes, the same ones each time; all of them without ``n``."""
+    """``n`` images, each class in proportion to its size, the same ones each time; all of them without ``n``."""
     if n is None or n == len(split):
         return split
     if not 1 <= n <= len(split):
