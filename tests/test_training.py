@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import average, models, recipes, runs, storage, training
+from mrboost import average, meter, models, recipes, runs, storage, training
 from mrboost.average import Average
 from mrboost.checkpoint import Progress, best_epoch
 from mrboost.config import resolve
@@ -205,6 +205,14 @@ def test_tied_weights_are_saved_and_loaded(tiny: Dataset, tmp_path, monkeypatch:
 
     trained = mrboost.boost("at", tiny, model="tied", out=tmp_path / "run", device="cpu")
     assert_same(weights(mrboost.load(tmp_path / "run")), weights(trained))
+
+
+def test_a_long_epoch_is_heard_of_in_a_log(tiny: Dataset, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(meter, "EVERY", 0.0)
+    mrboost.boost("at", tiny, model="cnn-digits", epochs=2, batch_size=18, device="cpu", progress=True)
+    lines = [line.partition(" (")[0].partition("  loss")[0] for line in capsys.readouterr().err.splitlines()]
+    steps = ["train: round 1/1"] * 2
+    assert lines == [*steps, "round 1/1  epoch   1/2", *steps, "round 1/1  epoch   2/2"]
 
 
 def test_keeps_best_and_last(trained, digits: Dataset) -> None:

@@ -20,7 +20,7 @@ class Meter:
 
     def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
         self._name = name
-        self._bar = tqdm(unit=unit, unit_scale=True, disable=None if shown else True)
+        self._bar = tqdm(unit=unit, unit_scale=True, dynamic_ncols=True, disable=None if shown else True)
         self._lines = shown and self._bar.disable
         self._began = self._said = time.monotonic()
         self._count, self._total, self._doing = 0, 0, ""
@@ -31,8 +31,9 @@ class Meter:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
-    def begin(self, total: int | None) -> None:
+    def begin(self, total: int | None, done: int = 0) -> None:
         self._bar.total, self._total = total, total or 0
+        self._bar.initial = self._bar.n = self._count = done
 
     def doing(self, what: str) -> None:
         self._doing = what
@@ -43,6 +44,11 @@ class Meter:
         self._count += evaluations
         if time.monotonic() - self._said >= EVERY:
             self.say(self._doing)
+
+    def tell(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        self._said = time.monotonic()
+        tqdm.write(line, file=sys.stderr)
 
     def say(self, what: str) -> None:
         """A line, where there is no bar."""

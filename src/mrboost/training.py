@@ -25,6 +25,7 @@ from .config import Config
 from .data import Augment, Batches, Split
 from .devices import over_processes, place
 from .errors import InputError
+from .meter import Meter
 from .runs import Run
 from .seeds import derive, global_stream
 from .steps import Step
@@ -68,19 +69,13 @@ def fit(
     batches = Batches(
         train, config.batch_size, device=fabric.device, augment=augment, shuffle=True, least=2 * fabric.world_size
     )
-    bar = tqdm(
-        total=config.epochs * len(batches),
-        initial=state.epoch * len(batches),
-        desc=f"round {round_}/{config.rounds}",
-        unit="step",
-        disable=None if progress else True,
-        dynamic_ncols=True,
-    )
-    with bar:
+    with Meter(progress, "train", "step") as meter:
+        meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
+        meter.doing(f"round {round_}/{config.rounds}")
         while state.epoch < config.epochs:
             began = time.perf_counter()
             try:
-                row = _train_epoch(step, batches, state, config, round_, bar)
+                row = _train_epoch(step, batches, state, config, round_, meter)
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             _agree(state, fabric)
@@ -92,7 +87,7 @@ def fit(
                 run.log(row)
                 state.save(run, round_)
             if progress:
-                _print_epoch(row, config, state)
+                meter.tell(_epoch_line(row, config, state))
     return Fitted(state.best, copy_state(state.kept))
 
 
@@ -135,7 +130,7 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
 
 
 def _train_epoch(
-    step: Step, batches: Batches, state: Progress, config: Config, round_: int, bar: Any
+    step: Step, batches: Batches, state: Progress, config: Config, round_: int, meter: Meter
 ) -> dict[str, Any]:
     """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
@@ -146,7 +141,7 @@ def _train_epoch(
             last = index == len(batches) - 1
             if (index % _FINITE_EVERY == 0 or last) and not step.is_finite():
                 raise FloatingPointError(f"by step {index + 1}")
-            bar.update()
+            meter(1)
     if not all(bool(parameter.isfinite().all()) for parameter in state.learner.parameters()):
         raise FloatingPointError(f"by step {len(batches)}")
     return {"round": round_, "epoch": state.epoch + 1} | step.figures()
@@ -166,8 +161,8 @@ def _say(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def _print_epoch(row: dict[str, Any], config: Config, state: Progress) -> None:
-    _say(
+def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:
+    return (
         f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
         f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
         f"best {state.scores[state.best_epoch - 1]:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
