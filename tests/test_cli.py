@@ -8,10 +8,13 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import mrboost
 from commands import error_of, json_of, snapshot
@@ -282,6 +285,24 @@ def test_a_checkpoint_of_something_else_is_refused(run: Path, capsys: pytest.Cap
     facts = {"round": 1, "epoch": 3, "best_epoch": 1}
     write_tensors(run / "checkpoint" / "state.safetensors", {"learner.wrong": torch.zeros(2)}, facts)
     assert "does not fit this run" in error_of(capsys, "train", "--resume", "--out", run, "--quiet")
+
+
+def test_a_run_whose_folder_of_images_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part, label, number in product(("train", "test"), ("a", "b"), range(8)):
+        folder = tmp_path / "images" / part / label
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((8, 8), number + (100 if label == "b" else 0), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    quick = ["--model", "cnn-digits", "--epochs", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(["train", "at", "--data", f"folder:{tmp_path / 'images'}", *quick]) == 0
+    message = error_of(capsys, "train", "at", *quick, "--resume")
+    assert message.count(" -> ") == 1, "digits differ from it in everything"
+    assert f"data: 'folder:{tmp_path / 'images'}' -> 'digits'" in message
+    (tmp_path / "new").mkdir()
+    (tmp_path / "images").rename(tmp_path / "new" / "images")
+    command = ["evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--quiet"]
+    assert "--data-dir names the folder that holds images now" in error_of(capsys, *command)
+    assert main([*command, "--data-dir", str(tmp_path / "new")]) == 0
 
 
 def test_other_training_images_are_noticed(tmp_path: Path, digits, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,11 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
     name, place = run.config["data"], data_dir or run.config.get("data_dir")
     if name.startswith("folder:") and data_dir is not None:
         name = f"folder:{Path(data_dir) / Path(name).name}"
+    elif name.startswith("folder:") and not (path := Path(name.removeprefix("folder:"))).exists():
+        raise InputError(
+            f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: --data-dir names the folder "
+            f"that holds {path.name} now"
+        )
     elif not name.startswith("folder:") and name not in datasets.names():
         raise InputError(
             f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only its maker has: use "
