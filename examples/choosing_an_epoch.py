@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 from tqdm import tqdm
@@ -60,7 +61,7 @@ def row(name: str, seed: int, epochs: int) -> list[float]:
     kept: list[tuple[float, State]] = []
     score = Progress.score
 
-    def keeping(self: Progress, robust: float, *rest: int) -> None:
+    def keeping(self: Progress, robust: float, *rest: Any) -> None:
         score(self, robust, *rest)
         kept.append((robust, copy_state(self.kept)))
 

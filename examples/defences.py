@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from mrboost import recipes
 from mrboost.attacks import Gaussian
 from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
+from mrboost.devices import side_by_side
 from mrboost.losses import Smoothed, margin_cross_entropy, margin_kl_divergence
 from mrboost.objectives import OnPerturbed, Trades
 from mrboost.samplers import Diverge
@@ -83,8 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.recipes:
         find(name)
-    # A new interpreter for each process: CUDA does not survive a fork.
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+    with side_by_side(options.jobs) as pool:
         waiting = {
             (name, seed): pool.submit(run, name, seed, options) for seed in options.seeds for name in options.recipes
         }

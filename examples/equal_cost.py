@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +24,7 @@ import torch
 
 import mrboost
 from mrboost.data import Dataset, Split, hold_out
+from mrboost.devices import side_by_side
 
 ROUNDS = 5
 METHODS: dict[str, tuple[str, int, float | None, float]] = {
@@ -66,8 +65,7 @@ def main() -> None:
     if options.epochs < 2 and {7, 10} & {*rows}:
         parser.error("a long first round with later ones half as long needs --epochs 2 or more")
     labels = [list(METHODS)[row] for row in rows]
-    # A new interpreter for each process: CUDA does not survive a fork.
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+    with side_by_side(options.jobs) as pool:
         waiting = {
             (label, seed): pool.submit(run, label, seed, options) for seed in options.seeds for label in labels
         }  # fmt: skip

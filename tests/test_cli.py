@@ -8,10 +8,13 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import mrboost
 from commands import error_of, json_of, snapshot
@@ -121,6 +124,21 @@ def test_a_model_of_the_users_own(
     ]
     assert main([*shlex.split(advice[0])[1:], "--attack", "fgsm", "--n", "20", "--quiet"]) == 0
     assert "cannot import 'missing'" in error_of(capsys, "evaluate", "my run", "--import", "missing")
+
+
+@pytest.mark.parametrize("said", ["./nets/there.py", "nets/there.py", "{}/nets/there.py"])
+def test_a_module_by_its_path(
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "there.py").write_text("import beside\n")
+    (tmp_path / "nets" / "beside.py").write_text("print('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "at", "--import", said.format(tmp_path), "--epochs", "1", "--rounds", "0"]) == 2
+    for name in ("there", "beside"):
+        sys.modules.pop(name)
+    assert capsys.readouterr().out == "imported\n"
+    assert "cannot import './nets/missing.py'" in error_of(capsys, "train", "at", "--import", "./nets/missing.py")
 
 
 def test_a_model_with_the_wrong_number_of_logits(
@@ -264,9 +282,27 @@ def test_hostile_configurations_are_refused(run: Path, key: str, value: object, 
 
 def test_a_checkpoint_of_something_else_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "members" / "01.safetensors").unlink()
-    facts = {"round": 1, "epoch": 3, "best_epoch": 1, "best_robust": 0.5}
+    facts = {"round": 1, "epoch": 3, "best_epoch": 1}
     write_tensors(run / "checkpoint" / "state.safetensors", {"learner.wrong": torch.zeros(2)}, facts)
     assert "does not fit this run" in error_of(capsys, "train", "--resume", "--out", run, "--quiet")
+
+
+def test_a_run_whose_folder_of_images_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part, label, number in product(("train", "test"), ("a", "b"), range(8)):
+        folder = tmp_path / "images" / part / label
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((8, 8), number + (100 if label == "b" else 0), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    quick = ["--model", "cnn-digits", "--epochs", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(["train", "at", "--data", f"folder:{tmp_path / 'images'}", *quick]) == 0
+    message = error_of(capsys, "train", "at", *quick, "--resume")
+    assert message.count(" -> ") == 1, "digits differ from it in everything"
+    assert f"data: 'folder:{tmp_path / 'images'}' -> 'digits'" in message
+    (tmp_path / "new").mkdir()
+    (tmp_path / "images").rename(tmp_path / "new" / "images")
+    command = ["evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--quiet"]
+    assert "--data-dir names the folder that holds images now" in error_of(capsys, *command)
+    assert main([*command, "--data-dir", str(tmp_path / "new")]) == 0
 
 
 def test_other_training_images_are_noticed(tmp_path: Path, digits, capsys: pytest.CaptureFixture[str]) -> None:

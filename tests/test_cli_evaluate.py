@@ -121,7 +121,9 @@ def test_several_radii_are_a_curve(run: Path, capsys: pytest.CaptureFixture[str]
     assert "'a' is not a number" in error_of(capsys, *command[:-4], "--eps", "0.1,a")
 
 
-def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_boosted_runs_are_evaluated_stage_by_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(folder)]
     assert main(["train", "mrboost", "--rounds", "2", *quick]) == 0
@@ -129,8 +131,19 @@ def test_boosted_runs_are_evaluated_stage_by_stage(tmp_path: Path, capsys: pytes
     assert [e["members"] for e in staged["evaluations"]] == [1, 2]
     first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--n", "40", "--quiet")
     assert first["evaluations"][0]["outcomes"][1]["correct"] == staged["evaluations"][0]["outcomes"][1]["correct"]
-    learned = json_of(capsys, "reweight", folder)["weights"]
+    assert main(["reweight", str(folder), "--device", "cpu"]) == 0
+    told = capsys.readouterr().err
+    assert all(f"attack {i} of 3 is done" in told for i in (1, 2, 3)), "it takes a while, and says how far it is"
+    learned = json_of(capsys, "reweight", folder, "--quiet")["weights"]
     assert sum(learned) == pytest.approx(1)
+    begun = []
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "mrboost.results.learn_weights", lambda one, *_, **__: begun.append(one.weights.tolist()) or model
+        )
+        model = mrboost.load(folder)
+        json_of(capsys, "reweight", folder)
+    assert begun == [[0.5, 0.5]], "what was learned before does not count"
     assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
     assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
     assert not SideBySide.of([Run.open(folder)]).rows, "figures of equal weights are of another classifier"

@@ -65,3 +65,12 @@ def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.Monkey
     assert "Differences" not in comparison.text_table(["at"])
     lines = comparison.text_table(["at", "mrboost"]).splitlines()
     assert " ".join(lines[-1].split()) == "mrboost − at best Linf 0.1 10 -10.00 (1) +40.00 (0.22) – – –"
+
+
+def test_a_run_without_figures_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"at": AT, "new run": run("new run")}
+    monkeypatch.setattr(comparison.Run, "open", runs.__getitem__)
+    assert comparison.text_table(["new run"]) == "not evaluated yet: mrboost evaluate 'new run'"
+    both = comparison.text_table(["at", "new run"]).splitlines()
+    assert both[0].startswith("run")
+    assert "not evaluated yet: mrboost evaluate 'new run'" in both

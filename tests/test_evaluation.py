@@ -317,6 +317,9 @@ def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -
     assert "evaluate: aa (" in capsys.readouterr().err
     mrboost.evaluate(model, *batch, attacks, check=False)
     assert capsys.readouterr().err == ""
+    curve = robustness_curve(model, *batch, [0.1], attack="pgd-3", progress=True)
+    lines = [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()]
+    assert [f"curve: eps {eps:g} is done, {accuracy:.2%} stand" for eps, accuracy, _ in curve] == lines[1::2]
 
 
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:

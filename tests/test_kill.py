@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,38 @@ def test_killed_and_resumed_equals_uninterrupted(how: signal.Signals, tmp_path: 
         assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
     epochs_logged = [len((tmp_path / n / "metrics.jsonl").read_text().splitlines()) for n in ("whole", "killed")]
     assert epochs_logged == [6, 6]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
+def test_trainings_side_by_side_end_with_what_started_them(how: signal.Signals, tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "defences.py"
+    process = subprocess.Popen(
+        [sys.executable, str(example), "--recipes", "at", "--seeds", "0", "--epochs", "10000", "--jobs", "2",
+         "--device", "cpu", "--out", str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    folder = tmp_path / "at-seed0"
+    try:
+        wait_for_epochs(folder, process, 1)
+        process.send_signal(how)
+        process.wait(timeout=60)
+        assert is_free(folder / "checkpoint" / "lock", seconds=60), "the training goes on without what started it"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_free(lock: Path, seconds: float) -> bool:
+    """Whether the lock of a training is free by then: the system drops it when the training ends."""
+    deadline = time.monotonic() + seconds
+    with lock.open("w") as file:
+        while time.monotonic() < deadline:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(0.1)
+    return False
 
 
 def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path: Path) -> None:

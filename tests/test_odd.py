@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 import mrboost
 from mrboost import InputError, Mixture
-from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Square, Transfer
+from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack, Square, Transfer
+from mrboost.attacks.arc import ARC
 from mrboost.attacks.base import LOW_PRECISION
 from mrboost.attacks.points import Points, judge
 from mrboost.attacks.queue import run
@@ -258,6 +259,30 @@ def test_a_model_that_works_in_place_is_attacked_like_another(model, batch, sear
     assert not found.doubts
     assert search.threat.distance(search(InPlace(model), x, y), x).max() <= search.eps * (1 + 1e-5)
     assert torch.equal(x, batch[0][:12])
+
+
+@pytest.mark.parametrize("together", [mrboost.Ensemble, mrboost.Mixture])
+def test_members_that_work_in_place_do_not_spoil_each_others_images(together, model, batch) -> None:
+    x, y = batch[0][:12].clone(), batch[1][:12]
+    attacks: list[str | Attack] = ["pgd-2", *([ARC(0.1, steps=2)] if together is mrboost.Mixture else ["square"])]
+    plain, in_place = (together([one, one]) for one in (model, InPlace(model)))
+    wanted, found = (mrboost.evaluate(net, x, y, attacks, eps=0.1, check=False) for net in (plain, in_place))
+    assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
+    assert torch.equal(x, batch[0][:12])
+
+
+def test_a_model_that_works_in_place_is_not_trained(monkeypatch: pytest.MonkeyPatch, digits) -> None:
+    """The batches are those of the attack and of other members too."""
+    monkeypatch.setattr(mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY))
+
+    @mrboost.models.register("in-place", normalize=False)
+    def net(shape: tuple[int, int, int], classes: int) -> nn.Module:
+        return InPlace(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+
+    before = digits.train.images().clone()
+    with pytest.raises(InputError, match="model 'in-place' changes the images that it is given"):
+        mrboost.boost("at", digits, model="in-place", epochs=1, device="cpu")
+    assert torch.equal(digits.train.images(), before)
 
 
 @pytest.fixture

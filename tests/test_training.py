@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
-from mrboost import average, models, recipes, runs, storage, training
+from mrboost import average, meter, models, recipes, runs, storage, training
 from mrboost.average import Average
-from mrboost.checkpoint import Progress, good_enough
+from mrboost.checkpoint import Progress, best_epoch
 from mrboost.config import resolve
 from mrboost.data import CutMix, Dataset
 from mrboost.devices import make_fabric
@@ -207,6 +207,14 @@ def test_tied_weights_are_saved_and_loaded(tiny: Dataset, tmp_path, monkeypatch:
     assert_same(weights(mrboost.load(tmp_path / "run")), weights(trained))
 
 
+def test_a_long_epoch_is_heard_of_in_a_log(tiny: Dataset, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(meter, "EVERY", 0.0)
+    mrboost.boost("at", tiny, model="cnn-digits", epochs=2, batch_size=18, device="cpu", progress=True)
+    lines = [line.partition(" (")[0].partition("  loss")[0] for line in capsys.readouterr().err.splitlines()]
+    steps = ["train: round 1/1"] * 2
+    assert lines == [*steps, "round 1/1  epoch   1/2", *steps, "round 1/1  epoch   2/2"]
+
+
 def test_keeps_best_and_last(trained, digits: Dataset) -> None:
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == list(range(1, 9))
@@ -215,8 +223,8 @@ def test_keeps_best_and_last(trained, digits: Dataset) -> None:
     config = json.loads((trained / "config.json").read_text())
     _, held_out = mrboost.data.hold_out(digits.train, config["validation"], derive(0, "hold out"))
     attack = mrboost.attacks.PGD(0.1, steps=20)
-    least = good_enough(max(row["robust"] for row in rows), len(held_out))
-    for which, row in (("best", [row for row in rows if row["robust"] >= least][-1]), ("last", rows[-1])):
+    best = best_epoch([row["robust"] for row in rows], "validation", len(held_out))
+    for which, row in (("best", rows[best - 1]), ("last", rows[-1])):
         loaded = mrboost.load(trained, which)
         result = mrboost.evaluate(loaded, held_out.images(), held_out.y, {"pgd": attack})
         assert result["clean"].accuracy == pytest.approx(row["clean"])
@@ -321,6 +329,10 @@ def test_two_processes_cannot_train_in_one_folder(tiny: Dataset, tmp_path) -> No
         ({"batch_size": 1}, "at least 2"),
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
         ({"seed": -5}, "seed must be"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"eps": "8/255"}, "eps must be a number, got '8/255'"),
+        ({"lr": "0.1"}, "lr must be a positive number, got '0.1'"),
+        ({"padding": 1.5}, "padding 1.5"),
         ({"validation": 36}, "hold out 1 to"),
         ({"select_on": "train"}, "validation, test, got 'train'"),
         ({"norm": "L2"}, "give eps for norm 'L2'"),
@@ -349,11 +361,14 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp
     saved, restored = states
     saved.learner(tiny.train.images()).sum().backward()
     saved.optimizer.step()
-    for robust in (0.5, 0.48):
-        saved.score(robust, 100)
+    row = {"round": 1, "loss": 1.0, "train_robust": 0.5, "clean": 0.9, "seconds": 1.0}
+    for epoch, robust in enumerate((0.5, 0.48, 0.9), 1):  # the last is not in the checkpoint
+        run.log(row | {"epoch": epoch, "robust": robust})
+        if epoch < 3:
+            saved.score(robust, "validation", 100)
     saved.save(run, 1)
     restored.restore(run, 1)
-    assert (restored.best_epoch, restored.best_robust, restored.top_robust) == (2, 0.48, 0.5)
+    assert (restored.epoch, restored.best_epoch, restored.scores) == (2, 2, [0.5, 0.48])
     for mine, theirs in zip(restored.learner.parameters(), saved.learner.parameters(), strict=True):
         momentum = restored.optimizer.state[mine]["momentum_buffer"]
         assert momentum.stride() == mine.stride() == theirs.stride()
@@ -370,8 +385,8 @@ def test_epochs_are_judged_by_an_attack_that_is_the_same_for_all(tiny: Dataset) 
 @pytest.mark.parametrize(
     ("robust", "images", "best"),
     [
-        ((0.5, 0.5, 0.4), math.inf, 2),  # of equals the later
-        ((0.5, 0.499, 0.4), math.inf, 1),
+        ((0.5, 0.5, 0.4), None, 2),  # of equals the later
+        ((0.5, 0.499, 0.4), None, 1),
         ((0.5, 0.48, 0.4), 100, 2),  # half a standard error is 0.025
         ((0.5, 0.474, 0.4), 100, 1),
         ((0.5, 0.48, 0.457), 100, 2),  # judged by the most robust epoch, not by the one kept
@@ -381,15 +396,15 @@ def test_epochs_are_judged_by_an_attack_that_is_the_same_for_all(tiny: Dataset) 
     ],
 )
 def test_the_best_is_the_latest_that_chance_does_not_rule_out(
-    robust: tuple[float, ...], images: float, best: int, tiny: Dataset
+    robust: tuple[float, ...], images: int | None, best: int, tiny: Dataset
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     progress = begin(network, resolve(recipes.AT, tiny), make_fabric("cpu"))
     for value, found in enumerate(robust, 1):
         nn.init.constant_(network[1].weight, value)
-        progress.score(found, images)
+        progress.score(found, "validation" if images else "test", images or 100)
     assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (best, best)
-    assert progress.best_robust == robust[best - 1]
+    assert best_epoch(robust, "validation" if images else "test", images or 100) == best
 
 
 @pytest.mark.parametrize(("steps", "share"), [(10, 0.25), (40, 0.25), (5, 0.5), (3, 2.5 / 3), (2, 1.25), (1, 1.25)])

@@ -167,7 +167,7 @@ def _evaluate_command(sub: Any) -> _Parser:
         default=",".join(DEFAULT_ATTACKS),
         help=f"{', '.join(EXAMPLES)}, any pgd-N (default: %(default)s)",
     )
-    p.add_argument("--n", type=int, metavar="N", help="test images, drawn evenly from the classes (default: all)")
+    p.add_argument("--n", type=int, metavar="N", help="test images, drawn from each class in proportion (default: all)")
     p.add_argument(
         "--eps", type=_fractions, metavar="X[,X…]", default=[None],
         help="radius (default: that of the training); several give a curve",
@@ -272,7 +272,7 @@ def _shared(p: _Parser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import this first: a module of yours that registers models",
+        help="import this first: a module of yours, by name or path, that registers models",
     )
     p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     p.add_argument("--quiet", action="store_true", help="no progress on standard error")

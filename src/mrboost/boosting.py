@@ -186,12 +186,18 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
 
 
 def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
-    """Refuse a model that does not give one logit per class, before an epoch is spent on it."""
+    """Refuse a model that does not give one logit per class, or spoils its images, before an epoch is spent on it."""
+    images = dataset.train[:2].images().cpu()
+    given = images.clone()
     with attacked(learner), torch.no_grad():
-        logits = learner(dataset.train[:2].images().cpu())
+        logits = learner(given)
     if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(
             f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images of {dataset.name}, "
             f"it gave {got}: check the function that was registered"
+        )
+    if not torch.equal(given, images):
+        raise InputError(
+            f"model {name!r} changes the images that it is given: let it compute x - mean, say, not x.sub_(mean)"
         )

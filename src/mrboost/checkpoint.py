@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,24 +23,25 @@ class Progress:
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     average: Average | None = None
-    epoch: int = 0
+    scores: list[float] = field(default_factory=list)
+    """Robust accuracy on the held-out images after each epoch."""
     best_epoch: int = 0
-    best_robust: float = -1.0
-    top_robust: float = -1.0
-    """Of any epoch; the best one may be a little below it, see ``good_enough``."""
     best: State = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        return len(self.scores)
 
     @property
     def kept(self) -> nn.Module:
         """The model that is scored and kept: the average of the weights where there is one."""
         return self.learner if self.average is None else self.average.module
 
-    def score(self, robust: float, images: float) -> None:
+    def score(self, robust: float, select_on: str, images: int) -> None:
         """Close an epoch with its robust accuracy on so many held-out images."""
-        self.epoch += 1
-        self.top_robust = max(self.top_robust, robust)
-        if robust >= good_enough(self.top_robust, images):
-            self.best_epoch, self.best_robust, self.best = self.epoch, robust, copy_state(self.kept)
+        self.scores.append(robust)
+        if best_epoch(self.scores, select_on, images) == self.epoch:
+            self.best_epoch, self.best = self.epoch, copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:
         tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
@@ -47,14 +49,7 @@ class Progress:
             tensors |= _named("average", self.average.module.state_dict()) | {"averaged": self.average.steps}
         for index, slots in self.optimizer.state_dict()["state"].items():
             tensors |= _named(f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None})
-        facts = {
-            "round": round_,
-            "epoch": self.epoch,
-            "best_epoch": self.best_epoch,
-            "best_robust": self.best_robust,
-            "top_robust": self.top_robust,
-        }
-        run.save_checkpoint(tensors, facts)
+        run.save_checkpoint(tensors, {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch})
 
     def restore(self, run: Run, round_: int) -> None:
         """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
@@ -63,8 +58,9 @@ class Progress:
             run.rewind_metrics(round_, 0)
             return
         tensors, facts = checkpoint
+        scores = [row["robust"] for row in run.metrics() if row["round"] == round_]
         try:
-            self._put_back(tensors, facts)
+            self._put_back(tensors, facts, scores)
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
@@ -72,9 +68,10 @@ class Progress:
             ) from None
         run.rewind_metrics(round_, self.epoch)
 
-    def _put_back(self, tensors: State, facts: dict[str, Any]) -> None:
-        self.epoch, self.best_epoch, self.best_robust = facts["epoch"], facts["best_epoch"], facts["best_robust"]
-        self.top_robust = facts.get("top_robust", self.best_robust)
+    def _put_back(self, tensors: State, facts: dict[str, Any], scores: list[float]) -> None:
+        if len(scores) < facts["epoch"]:
+            raise ValueError(f"metrics.jsonl has {len(scores)} of its {facts['epoch']} epochs")
+        self.scores, self.best_epoch = scores[: facts["epoch"]], facts["best_epoch"]
         self.learner.load_state_dict(_part(tensors, "learner"))
         if self.average is not None:
             self.average.module.load_state_dict(_part(tensors, "average"))
@@ -92,13 +89,16 @@ class Progress:
         self.best = _part(tensors, "best")
 
 
-def good_enough(top: float, images: float) -> float:
-    """The accuracy from which on an epoch is as good as one with ``top``, as far as so many images can tell.
+def best_epoch(robust: Sequence[float], select_on: str, images: int) -> int:
+    """The epoch, from 1 on, whose weights are the best, by the robust accuracy after each.
 
-    Of such epochs the latest counts as the best: it has learned most. Half the standard error of one accuracy is about
-    the noise between two epochs, which meet the same images and are right on mostly the same ones.
+    It is the latest, which has learned most, that is as good as the most robust one as far as so many held-out images
+    can tell: half the standard error of one accuracy is about the noise between two epochs, which meet the same images
+    and are right on mostly the same ones. Chosen on the test images, as papers do, it is the most robust itself.
     """
-    return top - 0.5 * math.sqrt(top * (1 - top) / images)
+    top = max(robust)
+    chance = 0.5 * math.sqrt(top * (1 - top) / images) if select_on == "validation" else 0.0
+    return max(epoch for epoch, found in enumerate(robust, start=1) if found >= top - chance)
 
 
 def copy_state(module: nn.Module) -> State:

@@ -10,7 +10,6 @@ import importlib
 import io
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -26,13 +25,13 @@ import torch
 from . import data, recipes
 from .arguments import parse
 from .boosting import boost
-from .checkpoint import good_enough
+from .checkpoint import best_epoch
 from .comparison import curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
 from .measured import UnfinishedError
-from .outcomes import format_eps
+from .outcomes import Evaluation, format_eps
 from .results import clear, evaluate_run, place_of, reweight_run
 from .runs import Run, check_kind, slug
 
@@ -107,12 +106,11 @@ def _train(options: argparse.Namespace) -> None:
 
 def _summary(run: Run) -> dict[str, Any]:
     """The best and the last epoch of each round."""
-    rounds, images = [], run.config["validation"] if run.config["select_on"] == "validation" else math.inf
+    rounds = []
     for round_ in range(1, run.rounds_done() + 1):
         rows = [row for row in run.metrics() if row["round"] == round_]
-        least = good_enough(max(row["robust"] for row in rows), images)
-        best = [row for row in rows if row["robust"] >= least][-1]
-        rounds.append({"round": round_, "best": best, "last": rows[-1]})
+        best = best_epoch([row["robust"] for row in rows], run.config["select_on"], run.config["validation"])
+        rounds.append({"round": round_, "best": rows[best - 1], "last": rows[-1]})
     return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
 
 
@@ -126,27 +124,15 @@ def _evaluate(options: argparse.Namespace) -> None:
     place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
     if options.resume and not options.quiet and is_first_process():
         saved = any(place.rglob("*.safetensors"))
-        print(
-            f"mrboost: goes on with what is saved in {place}"
-            if saved
-            else "mrboost: nothing is saved of this evaluation, it starts anew",
-            file=sys.stderr,
+        found = (
+            f"goes on with what is saved in {place}" if saved else "nothing is saved of this evaluation, it starts anew"
         )
+        print(f"mrboost: {found}", file=sys.stderr)
     documents: list[dict[str, Any]] = []
     stopped: UnfinishedError | None = None
     for which, rounds, eps in product(kinds, stages, options.eps):
-        try:
-            result = evaluate_run(
-                options.target, [name.strip() for name in options.attack.split(",")], which=which, rounds=rounds,
-                n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, device=options.device,
-                data_dir=options.data_dir, verify=options.verify, progress=not options.quiet, check=options.check,
-                fit=options.adaptive, keep=place / (f"{eps:g}" if len(options.eps) > 1 else ""), resume=options.resume,
-                examples=options.examples,
-            )  # fmt: skip
-        except UnfinishedError as error:
-            if error.evaluation is None:
-                raise
-            result, stopped = error.evaluation, error
+        keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
+        result, stopped = _evaluate_one(options, which, rounds, eps, keep)
         documents.append({"weights": which, "members": rounds, **result.to_dict()})
         if not options.json and is_first_process():
             members = run.rounds_done()
@@ -164,6 +150,23 @@ def _evaluate(options: argparse.Namespace) -> None:
     if stopped is not None:
         raise InputError(f"{stopped}; what was finished before is kept")
     clear(place)
+
+
+def _evaluate_one(
+    options: argparse.Namespace, which: str, rounds: int, eps: float | None, keep: Path
+) -> tuple[Evaluation, UnfinishedError | None]:
+    """What was found of one classifier in one ball, and what stopped it, if something did."""
+    try:
+        return evaluate_run(
+            options.target, [name.strip() for name in options.attack.split(",")], which=which, rounds=rounds,
+            n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, device=options.device,
+            data_dir=options.data_dir, verify=options.verify, progress=not options.quiet, check=options.check,
+            fit=options.adaptive, keep=keep, resume=options.resume, examples=options.examples,
+        ), None  # fmt: skip
+    except UnfinishedError as error:
+        if error.evaluation is None:
+            raise
+        return error.evaluation, error
 
 
 def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
@@ -192,6 +195,7 @@ def _reweight(options: argparse.Namespace) -> None:
         device=options.device,
         data_dir=options.data_dir,
         verify=options.verify,
+        progress=not options.quiet,
     )
     if options.json:
         print(json.dumps({"run": options.target, "weights": weights}, indent=2))
@@ -308,8 +312,10 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _import(module: str) -> None:
-    name = module.removesuffix(".py")
-    sys.path.insert(0, str(Path.cwd()))
+    """Import a module of the user's by its name, from the current folder, or by its path."""
+    path = Path(module.removesuffix(".py"))
+    name = path.name.lstrip(".")
+    sys.path.insert(0, str(Path.cwd() / path.parent))
     try:
         importlib.import_module(name)
     except (ImportError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -48,6 +49,11 @@ class SideBySide:
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
         return cls(sorted(attacks, key=lambda name: name == WORST), rows)
+
+    def without(self, runs: Sequence[Run]) -> list[Run]:
+        """Those of its runs that have not been evaluated yet."""
+        there = {label for label, _, _ in self.rows}
+        return [run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there]
 
     def head(self) -> list[str]:
         return ["run", "members", "weights", "ball", "images", *self.attacks]
@@ -100,7 +106,8 @@ def curve_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:
     """The evaluations of these runs side by side, in per cent; * marks the best of a column."""
-    table = SideBySide.of([Run.open(folder) for folder in run_dirs])
+    runs = [Run.open(folder) for folder in run_dirs]
+    table = SideBySide.of(runs)
     lines = [table.head()]
     for i, (_, _, found) in enumerate(table.rows):
         cells = [
@@ -108,7 +115,8 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
             for name in table.attacks
         ]
         lines.append(table.facts(i) + cells)
-    parts = [_aligned(lines)]
+    parts = [_aligned(lines)] if table.rows else []
+    parts += [f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}" for run in table.without(runs)]
     if any("*" in cell for line in lines for cell in line):
         parts.append("* the best of those on the same images in the same ball")
     if differences := table.differences():

@@ -21,7 +21,7 @@ from .losses import Smoothed
 from .objectives import Objective, OnPairs
 from .recipes import Recipe
 from .schedules import SCHEDULES
-from .threat import ball
+from .threat import ball, radius
 
 SelectOn = Literal["validation", "test"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
@@ -62,12 +62,14 @@ class Config:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in ("lr", "later_lr", "step_size"):
             value = getattr(self, name)
-            if not (value is None and name == "later_lr") and not 0 < value < float("inf"):
-                raise InputError(f"{name} must be a positive number, got {value}")
+            if value is None and name == "later_lr":
+                continue
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise InputError(f"{name} must be a positive number, got {value!r}")
         if self.batch_size < 2:
             raise InputError("batch_size must be at least 2: BatchNorm has no statistics of a single image")
-        if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must be in 0 … 2^63 − 1, got {self.seed}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be a whole number in 0 … 2^63 − 1, got {self.seed!r}")
         for name, known in (
             ("select_on", ("validation", "test")),
             ("precision", ("auto", "32-true", "bf16-mixed")),
@@ -137,6 +139,8 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     unknown = said.keys() - Options.__annotations__.keys()
     if unknown:
         raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
+    if "eps" in said:
+        said["eps"] = radius(said["eps"])
     recipe = _adjusted(recipe, said)
     defaults = dataset.defaults
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
@@ -152,10 +156,6 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
     config = Config(recipe=recipe, data=dataset.name, **filled)
-    if isinstance(recipe.sampler, Exp) and config.norm != "Linf":
-        raise InputError(
-            f"recipe {recipe.name!r} draws from Linf balls, got norm {config.norm!r}: mrboost takes any norm"
-        )
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
             raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out")
@@ -211,8 +211,11 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         parts["ema"] = None
     if not parts.get("clip", 1.0) > 0:
         raise InputError(f"clip must be a positive bound of the gradient's norm, got {parts['clip']}")
-    if parts.get("steps", recipe.steps) != recipe.steps and isinstance(recipe.sampler, Exp):
-        raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
+    if isinstance(recipe.sampler, Exp):
+        if (norm := said.get("norm", "Linf")) != "Linf":
+            raise InputError(f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost takes any norm")
+        if parts.get("steps", recipe.steps) != recipe.steps:
+            raise InputError(f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or take mrboost")
     if (gamma := said.pop("awp", None)) is not None:
         parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
     if (share := said.pop("smoothing", None)) is not None:

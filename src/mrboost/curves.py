@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from .attacks import Attack, Classifier, named
 from .batches import attacked_batches, fitted, still_correct
 from .intake import Images, chunks
 from .losses import margin
+from .meter import Meter
 from .outcomes import wilson_interval
 from .threat import ball, radius
 
@@ -47,13 +47,18 @@ def robustness_curve(
     images, labels = (torch.cat(parts) for parts in zip(*chunks(x, y), strict=True))
     alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
     curve: list[Radius] = []
-    for eps in tqdm(radii, desc="radii", disable=None if progress else True):
-        one = named(attack, eps, norm) if eps > 0 else None
-        survivors = alive.nonzero().squeeze(1)
-        if len(survivors):
-            correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
-            alive[survivors] = alive[survivors].minimum(correct.double())
-        curve.append(Radius(eps, alive.mean().item(), wilson_interval(alive.sum().item(), len(alive))))
+    with Meter(progress, "curve", " radii") as meter:
+        meter.begin(len(radii))
+        for eps in radii:
+            meter.doing(f"eps {eps:g}")
+            one = named(attack, eps, norm) if eps > 0 else None
+            survivors = alive.nonzero().squeeze(1)
+            if len(survivors):
+                correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
+                alive[survivors] = alive[survivors].minimum(correct.double())
+            curve.append(Radius(eps, alive.mean().item(), wilson_interval(alive.sum().item(), len(alive))))
+            meter(1)
+            meter.say(f"eps {eps:g} is done, {curve[-1].accuracy:.2%} stand")
     return curve
 
 

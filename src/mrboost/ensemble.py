@@ -54,8 +54,9 @@ class _Members(nn.Module):
     def __iter__(self) -> Iterator[nn.Module]:
         return iter(self.members)
 
-    def _pairs(self) -> Iterator[tuple[nn.Module, Tensor]]:
-        return zip(self.members, self.weights, strict=True)
+    def _answers(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each member's logits, on images of its own, as it may work in place, and its weight."""
+        return ((member(x.clone()), weight) for member, weight in zip(self.members, self.weights, strict=True))
 
 
 class Ensemble(_Members):
@@ -67,7 +68,7 @@ class Ensemble(_Members):
 
     def forward(self, x: Tensor) -> Tensor:
         # A running sum: one member's activations need to live at a time when no gradient is asked for.
-        return sum_of(member(x) * weight for member, weight in self._pairs())
+        return sum_of(logits * weight for logits, weight in self._answers(x))
 
 
 class Mixture(_Members):
@@ -79,12 +80,12 @@ class Mixture(_Members):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        logs = [torch.log_softmax(member(x), dim=1) + weight.log() for member, weight in self._pairs()]
+        logs = [torch.log_softmax(logits, dim=1) + weight.log() for logits, weight in self._answers(x)]
         return torch.stack(logs).logsumexp(dim=0)
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
-        return sum_of((member(x).argmax(dim=1) == y) * weight for member, weight in self._pairs())
+        return sum_of((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x))
 
 
 def sum_of(terms: Iterable[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .attacks.base import check_batch
-from .data import Split
+from .data import Split, as_tensors
 from .errors import InputError
 
 Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     elif y is None:
         pairs = _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
     else:
-        whole, targets = _tensors(x, y)
+        whole, targets = as_tensors(x, y)
         size = _per_chunk(whole)
         pairs = ((whole[i : i + size], targets[i : i + size]) for i in range(0, max(1, len(whole)), size))
         if len(whole) != len(targets):
@@ -56,7 +56,7 @@ def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
                 f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}{many}: choose two of "
                 "each, as in ((batch[0], batch[1]) for batch in loader)"
             )
-        images, labels = _tensors(*pair)
+        images, labels = as_tensors(*pair)
         if waiting and images.shape[1:] != waiting[0][0].shape[1:]:
             one, other = tuple(waiting[0][0].shape[1:]), tuple(images.shape[1:])
             raise InputError(f"images must all have the same shape, got {one} and {other}: resize or crop them")
@@ -83,27 +83,3 @@ def count(x: Images) -> int | None:
     return (
         len(whole) if isinstance(whole, Tensor | Split | np.ndarray | Dataset) and hasattr(whole, "__len__") else None
     )
-
-
-def _tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors, one-hot labels as classes, integer labels as int64."""
-    images, y = _tensor(x, "images"), _tensor(y, "labels")
-    if images.ndim < 2 or y.ndim < 1:
-        shapes = f"{tuple(images.shape)} and {tuple(y.shape)}"
-        raise InputError(f"images must be a batch (N, …) with N labels, got shapes {shapes}")
-    if not y.is_floating_point():
-        y = y.long()
-    if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
-        ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
-        if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():
-            y = y.argmax(dim=1)
-    return images, y
-
-
-def _tensor(value: object, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        return torch.from_numpy(np.array(value))
-    except (TypeError, ValueError) as error:  # words, or rows of different lengths
-        raise InputError(f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""How far a long evaluation is."""
+"""How far a long computation is."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ EVERY = 60.0
 class Meter:
     """A bar on a terminal; elsewhere, in a log say, a line for what is finished and at most one a minute in between.
 
-    Called with a number of evaluations, it counts them.
+    Called with a number of evaluations (or of another ``unit``), it counts them. Lines begin with ``name``.
     """
 
-    def __init__(self, shown: bool) -> None:
-        self._bar = tqdm(unit="evaluation", unit_scale=True, disable=None if shown else True)
+    def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
+        self._name = name
+        self._bar = tqdm(unit=unit, unit_scale=True, dynamic_ncols=True, disable=None if shown else True)
         self._lines = shown and self._bar.disable
         self._began = self._said = time.monotonic()
         self._count, self._total, self._doing = 0, 0, ""
@@ -30,8 +31,9 @@ class Meter:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
-    def begin(self, total: int | None) -> None:
+    def begin(self, total: int | None, done: int = 0) -> None:
         self._bar.total, self._total = total, total or 0
+        self._bar.initial = self._bar.n = self._count = done
 
     def doing(self, what: str) -> None:
         self._doing = what
@@ -43,9 +45,14 @@ class Meter:
         if time.monotonic() - self._said >= EVERY:
             self.say(self._doing)
 
+    def tell(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        self._said = time.monotonic()
+        tqdm.write(line, file=sys.stderr)
+
     def say(self, what: str) -> None:
         """A line, where there is no bar."""
         self._said = time.monotonic()
         if self._lines:
             share = f"{min(1.0, self._count / self._total):.0%} of all, " if self._total else ""
-            print(f"evaluate: {what} ({share}{self._said - self._began:.0f} s)", file=sys.stderr, flush=True)
+            print(f"{self._name}: {what} ({share}{self._said - self._began:.0f} s)", file=sys.stderr, flush=True)

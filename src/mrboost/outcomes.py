@@ -158,7 +158,7 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
     pairs = list(zip(first, second, strict=True))
     only_first, only_second = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
     differing = only_first + only_second
-    return Comparison(only_first, only_second, binomtest(only_first, differing).pvalue if differing else 1.0)
+    return Comparison(only_first, only_second, float(binomtest(only_first, differing).pvalue) if differing else 1.0)
 
 
 def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:

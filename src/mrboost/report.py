@@ -150,11 +150,11 @@ def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> s
 
 
 def _results_table(table: SideBySide, runs: Sequence[Run]) -> str:
-    there, missing = {label for label, _, _ in table.rows}, ""
-    if waiting := [run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there]:
+    missing = ""
+    if waiting := table.without(runs):
         commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting)
         missing = f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
-    if not there:
+    if not table.rows:
         return missing
     head = "".join(f"<th>{escape(name)}</th>" for name in table.head())
     lines = []

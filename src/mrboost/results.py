@@ -39,6 +39,11 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
     name, place = run.config["data"], data_dir or run.config.get("data_dir")
     if name.startswith("folder:") and data_dir is not None:
         name = f"folder:{Path(data_dir) / Path(name).name}"
+    elif name.startswith("folder:") and not (path := Path(name.removeprefix("folder:"))).exists():
+        raise InputError(
+            f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: --data-dir names the folder "
+            f"that holds {path.name} now"
+        )
     elif not name.startswith("folder:") and name not in datasets.names():
         raise InputError(
             f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only its maker has: use "
@@ -57,7 +62,7 @@ def _checked(run: Run, dataset: Dataset) -> Dataset:
 
 
 def draw(split: Split, n: int | None) -> Split:
-    """``n`` images drawn evenly from the classes, the same ones each time; all of them without ``n``."""
+    """``n`` images, each class in proportion to its size, the same ones each time; all of them without ``n``."""
     if n is None or n == len(split):
         return split
     if not 1 <= n <= len(split):
@@ -78,6 +83,7 @@ def reweight_run(
     device: str = "auto",
     data_dir: str | Path | None = None,
     verify: bool = True,
+    progress: bool = False,
 ) -> list[float]:
     """Learn weights for a run's members on its held-out images, attacked, and keep them: ``load`` then uses them."""
     run = Run.open(run_dir)
@@ -91,7 +97,9 @@ def reweight_run(
     _, held_out = hold_out(dataset.train, run.config["validation"], derive(run.config["seed"], "hold out"))
     place = model.weights.device
     attack = PGD(run.config["eps"], run.config["norm"], steps=20)
-    learned = learn_weights(model, held_out.images().to(place), held_out.y.to(place), attack, objective=objective)
+    x, y = held_out.images().to(place), held_out.y.to(place)
+    equal = Ensemble(model.members).to(place).eval()  # not what was learned before, so that the same is learned again
+    learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
     weights: list[float] = learned.weights.tolist()
     run.save_weights(which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}")
     return weights

@@ -98,7 +98,8 @@ class Run:
             {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
         )
         if changed:
-            changed = [change for change in changed if change.startswith("recipe.name")] or changed
+            first = [change for change in changed if change.startswith(("recipe.name", "data: "))]  # the rest follows
+            changed = first or changed
             raise InputError(
                 f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
                 "resume it with the same options, or choose another --out"

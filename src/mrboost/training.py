@@ -7,7 +7,6 @@ the best weights so far and the current ones are both kept, and everything neede
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from .config import Config
 from .data import Augment, Batches, Split
 from .devices import over_processes, place
 from .errors import InputError
+from .meter import Meter
 from .runs import Run
 from .seeds import derive, global_stream
 from .steps import Step
@@ -58,9 +58,8 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
-    The best epoch is the latest after which the ensemble of ``past`` and learner is as robust on ``held_out`` as it
-    ever was, but for chance; chosen on the test images, as papers do, it is the most robust. Where the sampler ignores
-    the past, the learner alone is judged.
+    The best epoch (``checkpoint.best_epoch``) is chosen by the ensemble of ``past`` and learner on ``held_out``; where
+    the sampler ignores the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = begin(learner, config, fabric)
@@ -70,31 +69,25 @@ def fit(
     batches = Batches(
         train, config.batch_size, device=fabric.device, augment=augment, shuffle=True, least=2 * fabric.world_size
     )
-    bar = tqdm(
-        total=config.epochs * len(batches),
-        initial=state.epoch * len(batches),
-        desc=f"round {round_}/{config.rounds}",
-        unit="step",
-        disable=None if progress else True,
-        dynamic_ncols=True,
-    )
-    with bar:
+    with Meter(progress, "train", "step") as meter:
+        meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
+        meter.doing(f"round {round_}/{config.rounds}")
         while state.epoch < config.epochs:
             began = time.perf_counter()
             try:
-                row = _train_epoch(step, batches, state, config, round_, bar)
+                row = _train_epoch(step, batches, state, config, round_, meter)
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             _agree(state, fabric)
             judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
             clean, robust = _validate(judged, held_out, config, fabric)
-            state.score(robust, len(held_out) if config.select_on == "validation" else math.inf)
+            state.score(robust, config.select_on, len(held_out))
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
                 run.log(row)
                 state.save(run, round_)
             if progress:
-                _print_epoch(row, config, state)
+                meter.tell(_epoch_line(row, config, state))
     return Fitted(state.best, copy_state(state.kept))
 
 
@@ -137,7 +130,7 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
 
 
 def _train_epoch(
-    step: Step, batches: Batches, state: Progress, config: Config, round_: int, bar: Any
+    step: Step, batches: Batches, state: Progress, config: Config, round_: int, meter: Meter
 ) -> dict[str, Any]:
     """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
@@ -148,7 +141,7 @@ def _train_epoch(
             last = index == len(batches) - 1
             if (index % _FINITE_EVERY == 0 or last) and not step.is_finite():
                 raise FloatingPointError(f"by step {index + 1}")
-            bar.update()
+            meter(1)
     if not all(bool(parameter.isfinite().all()) for parameter in state.learner.parameters()):
         raise FloatingPointError(f"by step {len(batches)}")
     return {"round": round_, "epoch": state.epoch + 1} | step.figures()
@@ -168,9 +161,9 @@ def _say(message: str) -> None:
     tqdm.write(message, file=sys.stderr)
 
 
-def _print_epoch(row: dict[str, Any], config: Config, state: Progress) -> None:
-    _say(
+def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:
+    return (
         f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
         f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
-        f"best {state.best_robust:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
+        f"best {state.scores[state.best_epoch - 1]:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
     )

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from .attacks import Attack, attacked
+from .batches import attacked_batches
 from .ensemble import Ensemble
 from .errors import InputError, unknown_name
 from .game import solve
+from .meter import Meter
 
 
 def learn_weights(
@@ -26,12 +28,14 @@ def learn_weights(
     *,
     objective: str = "average",
     repeats: int = 3,
+    progress: bool = False,
 ) -> Ensemble:
     """The same members with the weights that serve best on adversarial versions of ``x``.
 
     Reweighting opens new weak spots, so the images are attacked anew with each set of weights, ``repeats`` times, and
     all the perturbed images found so far count. ``objective``: "minimum" maximises the least margin (hopeless, and then
-    arbitrary, if one image is lost by all members), "average" minimises the cross-entropy.
+    arbitrary, if one image is lost by all members), "average" minimises the cross-entropy. ``progress`` is shown on
+    standard error.
     """
     solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
     if objective not in solvers:
@@ -39,12 +43,20 @@ def learn_weights(
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
     logits, learned = [], ensemble
-    for _ in range(repeats):
-        x_adv = attack(learned, x, y)
-        with attacked(ensemble), torch.no_grad():
-            logits.append(torch.stack([member(x_adv) for member in ensemble]).double().cpu().numpy())
-        weights = solvers[objective](np.concatenate(logits, axis=1), y.cpu().repeat(len(logits)).numpy())
-        learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
+    with Meter(progress, "reweight", unit=" images") as meter:
+        meter.begin(repeats * len(x))
+        for repeat in range(1, repeats + 1):
+            meter.doing(f"attack {repeat} of {repeats}")
+            for images, _, _ in attacked_batches(learned, x, y, attack):
+                with attacked(ensemble), torch.no_grad():
+                    answers = [member(images.clone()) for member in ensemble]
+                logits.append(torch.stack(answers).double().cpu().numpy())
+                meter(len(images))
+            weights = solvers[objective](np.concatenate(logits, axis=1), y.cpu().repeat(repeat).numpy())
+            learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
+            meter.say(
+                f"attack {repeat} of {repeats} is done, weights {', '.join(f'{weight:.3f}' for weight in weights)}"
+            )
     return learned
 
 

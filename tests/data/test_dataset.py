@@ -157,6 +157,29 @@ def test_tensors_of_the_users_own_become_a_dataset():
         from_tensors(x[:9], torch.zeros(9), x[9:], torch.arange(3))
 
 
+def test_arrays_as_they_come_from_a_file() -> None:
+    """numpy's, with floats of 64 bits and labels of 8 or one-hot, as npz files have them."""
+    x, y = torch.rand(12, 3, 5, 7), torch.arange(12) % 3
+    wanted = from_tensors(x, y, x, y)
+    for images in (x.numpy(), x.double(), x.double().numpy(), x.tolist()):
+        for labels in (y.numpy().astype("uint8"), y.int(), torch.eye(3)[y], y.tolist()):
+            found = from_tensors(images, labels, x, y)
+            assert found.fingerprint() == wanted.fingerprint()
+    grey = (x * 255).byte()
+    assert from_tensors(grey.numpy(), y, grey, y).fingerprint() == from_tensors(grey, y, grey, y).fingerprint()
+
+
+def test_what_is_no_dataset_is_said() -> None:
+    x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 3
+    last = x.permute(0, 2, 3, 1)
+    with pytest.raises(InputError, match=r"shape \(6, 8, 8, 3\): put the channels first"):
+        from_tensors(last, y, last, y)
+    with pytest.raises(InputError, match="unknown default 'epss': did you mean eps"):
+        from_tensors(x, y, x, y, epss=0.1)
+    with pytest.raises(InputError, match="cannot be read as an array"):
+        from_tensors([[1.0], [1.0, 2.0]], y, x, y)
+
+
 def test_the_fingerprint_is_of_the_content():
     x, y = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8), torch.arange(6) % 2
     one, same = (from_tensors(x.clone(), y.clone(), x, y) for _ in range(2))

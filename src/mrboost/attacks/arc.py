@@ -104,7 +104,7 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
     """Where the linearised member stops giving its label: distance, direction of unit length, normal of unit slope."""
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
-        logits = member(x)
+        logits = member(x.clone())
         top, label = logits.max(dim=1)
         gaps = top[:, None] - logits
         sums = gaps.sum(dim=0).unbind()

@@ -7,13 +7,14 @@ them downstream can rely on both.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, unknown_name
 
 MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division by zero
 CHUNK_VALUES = 2**22  # pixels converted to float64 at a time: 32 MiB
@@ -122,26 +123,62 @@ class Dataset:
         return tuple((mean / scale).tolist()), tuple(std.clamp(min=MIN_STD).tolist())
 
 
+Array = Tensor | np.ndarray
+
+
 def from_tensors(
-    x_train: Tensor,
-    y_train: Tensor,
-    x_test: Tensor,
-    y_test: Tensor,
+    x_train: Array,
+    y_train: Array,
+    x_test: Array,
+    y_test: Array,
     *,
     name: str = "tensors",
     classes: tuple[str, ...] | None = None,
     **defaults: Any,
 ) -> Dataset:
-    """A dataset of your own tensors, images (N, C, H, W) as uint8 or as float32 in [0, 1], labels int64.
+    """A dataset of your own tensors or arrays: images (N, C, H, W), uint8 or floats in [0, 1], and integer labels.
 
     `classes` names the labels 0, 1, …; `defaults` changes the fields of `Defaults`, for example `eps=0.1`.
     """
-    if len(y_train) == 0:
+    train, test = (_split(*as_tensors(x, y)) for x, y in ((x_train, y_train), (x_test, y_test)))
+    if len(train) == 0:
         raise InputError("there are no training images: give at least one of each class")
     if classes is None:
-        classes = tuple(str(label) for label in range(int(y_train.max()) + 1))
-    train, test = Split(x_train, y_train), Split(x_test, y_test)
-    return Dataset(name, train, test, classes, replace(usual_defaults(x_train.shape[2]), **defaults))
+        classes = tuple(str(label) for label in range(int(train.y.max()) + 1))
+    usual = usual_defaults(train.x.shape[2])
+    if unknown := defaults.keys() - asdict(usual).keys():
+        raise unknown_name("default", min(unknown), asdict(usual))
+    return Dataset(name, train, test, tuple(classes), replace(usual, **defaults))
+
+
+def _split(x: Tensor, y: Tensor) -> Split:
+    if x.ndim == 4 and x.shape[1] == x.shape[2] > 3 and x.shape[3] in (1, 3):
+        raise InputError(f"images have shape {tuple(x.shape)}: put the channels first, (N, C, H, W)")
+    return Split(x.float() if x.is_floating_point() else x, y)
+
+
+def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
+    """Arrays as tensors, one-hot labels as classes, integer labels as int64."""
+    images, y = _tensor(x, "images"), _tensor(y, "labels")
+    if images.ndim < 2 or y.ndim < 1:
+        shapes = f"{tuple(images.shape)} and {tuple(y.shape)}"
+        raise InputError(f"images must be a batch (N, …) with N labels, got shapes {shapes}")
+    if not y.is_floating_point():
+        y = y.long()
+    if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
+        ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
+        if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():
+            y = y.argmax(dim=1)
+    return images, y
+
+
+def _tensor(value: object, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:  # words, or rows of different lengths
+        raise InputError(f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}") from None
 
 
 def usual_defaults(height: int) -> Defaults:

@@ -30,8 +30,8 @@ class Augment:
     flip: bool
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise InputError(f"padding {self.padding} is negative: give the number of pixels to pad, or 0")
+        if not isinstance(self.padding, int) or self.padding < 0:
+            raise InputError(f"padding {self.padding!r} is negative or not whole: give the pixels to pad, or 0")
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """For each image: top and left of its crop (0..2*padding, in the padded image), mirrored or not."""
