@@ -62,7 +62,7 @@ def _checked(run: Run, dataset: Dataset) -> Dataset:
 
 
 def draw(split: Split, n: int | None) -> Split:
-    """``n`` images, each class in proportion to its size, the same ones each time; all of them without ``n``."""
+    """``n`` images, each class of several in proportion to its size, the same ones each time; all without ``n``."""
     if n is None or n == len(split):
         return split
     if not 1 <= n <= len(split):

@@ -188,3 +188,14 @@ def test_the_fingerprint_is_of_the_content():
     changed[3, 0, 2, 1] ^= 1
     assert from_tensors(changed, y, x, y).fingerprint() != one.fingerprint()
     assert from_tensors(x, 1 - y, x, y).fingerprint() != one.fingerprint()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hold_out_leaves_a_class_its_only_image(seed):
+    x = a_split(14, 1).x
+    rare = Split(x, torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, *[8] * 6]))
+    rest, validation = hold_out(rare, 2, seed)
+    assert set(rest.y.tolist()) == set(range(9))
+    assert validation.y.tolist() == [8, 8]
+    alone = Split(x[:4], torch.arange(4))
+    assert len(hold_out(alone, 1, seed)[1]) == 1, "where no class has two images, one of them loses its own"

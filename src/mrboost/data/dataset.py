@@ -216,19 +216,23 @@ def rank_in_class(y: Tensor) -> Tensor:
 def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
     """(rest, validation): `count` images drawn from `train`, each class in proportion to its size.
 
-    Shares are rounded by largest remainder, so every class is within one image of its exact share. Both parts
-    keep the order of `train`. The draw depends on `seed` alone, not on the device nor on the global state.
+    Shares are rounded by largest remainder, so every class is within one image of its exact share; classes of one
+    image keep it, and are left out of the reckoning, while the others have enough. Both parts keep the order of
+    `train`. The draw depends on `seed` alone, not on the device nor on the global state.
     """
     if not 0 <= count < len(train):
         raise InputError(f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}")
     generator = torch.Generator().manual_seed(seed)
     y = train.y.cpu()
     sizes = y.bincount()
-    exact = sizes * count  # in units of 1 / len(train), so that the remainders stay whole numbers
-    shares = exact // len(train)
+    several = sizes * (sizes > 1)  # the only image of a class is for training
+    sizes = several if int(several.sum()) >= count else sizes
+    total = int(sizes.sum())
+    exact = sizes * count  # in units of 1 / total, so that the remainders stay whole numbers
+    shares = exact // total
     # Ties between remainders go to a random class: otherwise the first labels would always get more.
     tie_break = torch.rand(len(sizes), generator=generator, dtype=torch.float64)
-    remainders = (exact % len(train)).to(torch.float64) + tie_break
+    remainders = (exact % total).to(torch.float64) + tie_break
     shares[remainders.argsort(descending=True)[: count - int(shares.sum())]] += 1
 
     held = torch.zeros(len(train), dtype=torch.bool)
