@@ -264,7 +264,8 @@ def test_a_model_that_works_in_place_is_attacked_like_another(model, batch, sear
 @pytest.mark.parametrize("together", [mrboost.Ensemble, mrboost.Mixture])
 def test_members_that_work_in_place_do_not_spoil_each_others_images(together, model, batch) -> None:
     x, y = batch[0][:12].clone(), batch[1][:12]
-    attacks: list[str | Attack] = ["pgd-2", *([ARC(0.1, steps=2)] if together is mrboost.Mixture else ["square"])]
+    mixed = together is mrboost.Mixture
+    attacks: list[str | Attack] = ["pgd-2", ARC(0.1, steps=2) if mixed else Square(0.1, steps=100)]
     plain, in_place = (together([one, one]) for one in (model, InPlace(model)))
     wanted, found = (mrboost.evaluate(net, x, y, attacks, eps=0.1, check=False) for net in (plain, in_place))
     assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
