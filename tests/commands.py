@@ -29,3 +29,24 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
+
+
+def cells(page: Path) -> dict[str, dict[str, list[str]]]:
+    """The first table of a page: method, then ours / paper / difference, to the cells."""
+    found: dict[str, dict[str, list[str]]] = {}
+    method = ""
+    for line in page.read_text().split("| method |")[1].split("\n\n")[0].splitlines()[2:]:
+        name, kind, *values = [cell.strip() for cell in line.strip("|").split("|")]
+        method = name or method
+        found.setdefault(method, {})[kind] = values
+    return found
+
+
+def outcome(run: Path, attack: str, weights: str = "best", members: int = 1) -> float:
+    for evaluation in json.loads((run / "results.json").read_text())["evaluations"]:
+        if (evaluation["weights"], evaluation["members"]) == (weights, members):
+            return 100 * {o["attack"]: o["accuracy"] for o in evaluation["outcomes"]}[attack]
+    raise AssertionError(f"{run} has no such evaluation")

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import mrboost
+from commands import SMOKE
+from mrboost import studies
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
+from mrboost.cli import main
 from mrboost.data import Batches, Dataset, Defaults, Split
 from mrboost.losses import dlr, margin_cross_entropy
 
@@ -99,3 +102,12 @@ def small_autoattack(monkeypatch: pytest.MonkeyPatch) -> AutoAttack:
     parts = (APGD(0.15, steps=10), FAB(0.15, steps=5, targets=2), Square(0.15, steps=30))
     monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
     return AutoAttack(0.15, version="small")
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All studies at scale smoke."""
+    out = tmp_path_factory.mktemp("studies")
+    for name in studies.STUDIES:
+        assert main(["study", name, *SMOKE, "--out", str(out)]) == 0, name
+    return out

@@ -119,23 +119,15 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        recipe = run.config["recipe"]
-        saved = as_said(run.config) | {
-            "recipe": recipe["name"],
-            "steps": recipe.get("steps"),
-            "data": run.config["data"],
-        }
-        # What nobody asked for is as data and recipe have it; but a recipe's own average is fitted to the length.
+        saved = as_said(run.config) | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
+        # What nobody asked for is as data and recipe have it.
         said = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
         said = {key: value for key, value in said.items() if key in saved}
-        said |= dict.fromkeys(("later_epochs", "later_lr", "clip", *(["ema"] if self.recipe.ema is None else [])))
-        parts = as_said({"recipe": describe_parts(self.recipe)})
-        said |= {key: value for key, value in parts.items() if key != "ema"} | dict(self.options)
+        said |= dict.fromkeys(("later_epochs", "later_lr", "clip"))
+        said |= as_said({"recipe": describe_parts(self.recipe)}) | dict(self.options)
         del said["model"]  # the folder's name has it
-        said |= {"recipe": self.recipe.name, "steps": self.recipe.steps}
+        said |= {"recipe": self.recipe.name}
         said["data"] = run.config["data"] if self._is_of_this_data(run) else whole_name(self.data)
-        for options in (said, saved):
-            options |= {"ema": options["ema"] or None} if "ema" in options else {}  # 0 is none
         changed = differences({key: saved.get(key) for key in said}, said)
         if changed:
             raise InputError(
