@@ -10,12 +10,10 @@ from __future__ import annotations
 from .attacks import Attack, Transfer
 from .ensemble import Ensemble, Mixture
 
+ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
+
 
 def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
     """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on the mean probabilities."""
     logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
-    return {
-        "first member": Transfer(attack, mixture[0]),
-        "mean logits": Transfer(attack, logits),
-        "mean probabilities": attack,
-    }
+    return dict(zip(ON_MIXTURES, (Transfer(attack, mixture[0]), Transfer(attack, logits), attack), strict=True))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mrboost.errors import unknown_name
+from mrboost.mixtures import ON_MIXTURES
 
 from .figures import Drawing, contours, theory
 
@@ -119,7 +120,7 @@ STUDIES: Mapping[str, Study] = {study.name: study for study in (
     ),
     Study(
         "pinot", "A randomised defence, broken",
-        (Row("Pinot", "pinot", attacks=("first member", "mean logits", "mean probabilities")), _AT), model="cnn9",
+        (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT), model="cnn9",
     ),
     Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
     Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),

@@ -19,12 +19,13 @@ from mrboost.config import as_said, describe_parts, differences, usual
 from mrboost.data import defaults, load
 from mrboost.data.sources import FOLDER, whole_name
 from mrboost.errors import InputError
+from mrboost.mixtures import ON_MIXTURES
 from mrboost.runs import Run, slug
 
 from .declared import Row, Said, Scale, Study
 
 STRONG = "autoattack"
-ON_MIXTURES, MIXTURE_STEPS = ("first member", "mean logits", "mean probabilities"), 20
+MIXTURE_STEPS = 20
 Stage = tuple[str, int, int | None, tuple[str, ...]]
 """One evaluation: weights, members, test images (None is all), the paper's attacks."""
 
