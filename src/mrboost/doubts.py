@@ -101,8 +101,9 @@ def doubts_of(
             figures = ", ".join(f"{other} {values.mean():.1%}" for other, values in white.items())
             message = (
                 f"{name} breaks {only.sum():g} of {len(only)} points ({only.mean():.1%}) that every attack by gradient "
-                f"leaves standing (accuracy: {figures}). It does not use the model's gradients, so they are masked or "
-                "those attacks too weak: give the worst case over all attacks, and strengthen those by gradient."
+                f"leaves standing (accuracy: {figures}). It does not use the gradients of the model's answer, so "
+                "they are masked or those attacks too weak: give the worst case over all attacks, "
+                "and strengthen those by gradient."
             )
             doubts.append(Doubt("black-box", message))
     return doubts
