@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from mrboost.cli import main
 
@@ -50,3 +52,15 @@ def outcome(run: Path, attack: str, weights: str = "best", members: int = 1) -> 
         if (evaluation["weights"], evaluation["members"]) == (weights, members):
             return 100 * {o["attack"]: o["accuracy"] for o in evaluation["outcomes"]}[attack]
     raise AssertionError(f"{run} has no such evaluation")
+
+
+def write_pictures(root: Path, names: str) -> None:
+    """Three classes, darker to brighter: 24 images each to train on and 4 to test."""
+    generator = torch.Generator().manual_seed(0)
+    for split, count in (("train", 24), ("test", 4)):
+        for label, name in enumerate(names):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
+                Image.fromarray(pixels).save(folder / f"{i}.png")

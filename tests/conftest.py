@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mrboost
-from commands import SMOKE
+from commands import SMOKE, write_pictures
 from mrboost import studies
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
 from mrboost.cli import main
@@ -89,6 +89,14 @@ def tiny() -> Dataset:
     x = (0.25 * torch.rand(48, 1, 8, 8, generator=generator) + 0.25 * y.view(-1, 1, 1, 1)).clamp(0, 1)
     defaults = Defaults(eps=0.05, step_size=0.0125, model="cnn-digits", epochs=2, padding=1, flip=True)
     return Dataset("tiny", Split(x[:36], y[:36]), Split(x[36:], y[36:]), ("a", "b", "c"), defaults)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options of a command that trains on a folder of very few images: an epoch takes milliseconds."""
+    folder = tmp_path_factory.mktemp("data") / "pictures"
+    write_pictures(folder, "abc")
+    return ["--data", f"folder:{folder}", "--model", "cnn-digits"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,32 +46,33 @@ def ensemble(model, undefended) -> mrboost.Ensemble:
 
 
 @pytest.fixture(scope="module")
-def mnist(tmp_path_factory) -> tuple[nn.Module, Tensor, Tensor]:
+def mnist() -> tuple[nn.Module, Tensor, Tensor]:
     """A network that a few minibatches of adversarial training on MNIST made somewhat robust."""
     if not MNIST.exists():
         pytest.skip(f"needs {MNIST.name} in the shared data")
     data = mrboost.data.load("mnist", MNIST.parent)
     part = mrboost.data.Dataset("mnist-part", data.train[:2000], data.test, data.classes, data.defaults)
     model = mrboost.boost(
-        "at",
-        part,
-        model="cnn-digits",
-        epochs=1,
-        eps=0.1,
-        batch_size=64,
-        lr=0.05,
-        out=tmp_path_factory.mktemp("m") / "r",
-        device="cpu",
+        "at", part, model="cnn-digits", epochs=1, eps=0.1, steps=5, batch_size=64, lr=0.05, validation=50, device="cpu"
     )
     return model.eval(), data.test.images(), data.test.y
 
 
-def agree(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: int) -> None:
+def agree(
+    model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: int, steps: int = 100, targets: int = 9
+) -> None:
     """Same survivors but for one point, or 0.2 % of more than 500; all of ours real."""
-    searches = [Square(attack.eps, attack.norm, steps=queries) if isinstance(s, Square) else s for s in attack.searches]
+    searches: list[Search] = [
+        replace(search, steps=steps, targets=min(targets, search.targets))
+        if isinstance(search, APGD | FAB)
+        else replace(search, steps=queries)
+        for search in attack.searches
+    ]
     found = run(model, x, y, searches, 0)
     theirs = oracle.AutoAttack(model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0)
     theirs.square.n_queries = queries
+    theirs.apgd.n_iter = theirs.apgd_targeted.n_iter = theirs.fab.n_iter = steps
+    theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = targets
     adv, _ = theirs.run_standard_evaluation(x, y, batch_size=250)
     with torch.no_grad():
         standing = model(adv).argmax(1) == y
@@ -84,28 +86,44 @@ def agree(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: i
     assert differing <= max(1, 0.002 * len(x)), f"{differing} of {len(x)} points differ"
 
 
+@pytest.mark.parametrize("version", ["standard", "plus", "rand"])
+def test_settings_are_the_oracles(version: str) -> None:
+    """The comparisons below take fewer queries, and most of them fewer targets or steps."""
+    theirs = oracle.AutoAttack(nn.Identity(), eps=0.1, version=version)
+    plain, aimed, fab = theirs.apgd, theirs.apgd_targeted, theirs.fab
+    settings = {
+        "apgd-ce": APGD(0.1, steps=plain.n_iter, restarts=plain.n_restarts, eot=plain.eot_iter),
+        "apgd-dlr": APGD(0.1, steps=plain.n_iter, restarts=plain.n_restarts, eot=plain.eot_iter, loss=dlr),
+        "apgd-t": APGD(0.1, steps=aimed.n_iter, targets=aimed.n_target_classes, eot=aimed.eot_iter),
+        "fab": FAB(0.1, steps=fab.n_iter, restarts=fab.n_restarts),
+        "fab-t": FAB(0.1, steps=fab.n_iter, targets=fab.n_target_classes),
+        "square": Square(0.1, steps=theirs.square.n_queries),
+    }
+    assert AutoAttack(0.1, version=version).searches == tuple(settings[name] for name in theirs.attacks_to_run)
+
+
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
 def test_agrees_on_digits(norm: str, eps: float, model, points) -> None:
     x, y = points
-    agree(model, x[:100], y[:100], AutoAttack(eps, norm), queries=100)
+    agree(model, x[:50], y[:50], AutoAttack(eps, norm), queries=100)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.15), ("L2", 0.8)])
 def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
     x, y = points
-    agree(ensemble, x[120:180], y[120:180], AutoAttack(eps, norm), queries=100)
+    agree(ensemble, x[120:160], y[120:160], AutoAttack(eps, norm), queries=100, targets=3)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.26), ("L2", 2.9)])
 def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
     """Radii chosen, beyond that of training, so that few points stand (those take the time) and few are at the edge."""
     model, x, y = mnist
-    agree(model, x[:60], y[:60], AutoAttack(eps, norm), queries=50)
+    agree(model, x[:28], y[:28], AutoAttack(eps, norm), queries=50, targets=3)
 
 
 def test_plus_agrees(model, points) -> None:
     x, y = points
-    agree(model, x[200:224], y[200:224], AutoAttack(0.17, version="plus"), queries=50)
+    agree(model, x[200:224], y[200:224], AutoAttack(0.17, version="plus"), queries=50, steps=20, targets=3)
 
 
 def test_rand_agrees_on_a_noisy_model(model, points) -> None:
@@ -118,8 +136,11 @@ def test_rand_agrees_on_a_noisy_model(model, points) -> None:
 
     noisy = Noisy()
     torch.manual_seed(0)
-    ours = run(noisy, x, y, AutoAttack(0.17, version="rand").searches, 0).alive.float().mean()
-    adv, _ = oracle.AutoAttack(noisy, eps=0.17, version="rand", seed=0).run_standard_evaluation(x, y)
+    searches = [replace(search, steps=25) for search in AutoAttack(0.17, version="rand").searches]
+    ours = run(noisy, x, y, searches, 0).alive.float().mean()
+    reference = oracle.AutoAttack(noisy, eps=0.17, version="rand", seed=0)
+    reference.apgd.n_iter = 25
+    adv, _ = reference.run_standard_evaluation(x, y)
     with torch.no_grad():
         theirs = torch.stack([noisy(adv).argmax(1) == y for _ in range(20)]).float().mean()
     assert ours.item() == pytest.approx(theirs.item(), abs=0.15)
@@ -151,7 +172,7 @@ def test_apgd_walks_the_same_path_from_the_same_start(loss: str, norm: str, mode
 
     In L2 lengths are rounded otherwise than the oracle's, and once a loss is flat the last bits choose the way.
     """
-    twin, x, y = deepcopy(model).double(), points[0][:60].double(), points[1][:60]
+    twin, x, y = deepcopy(model).double(), points[0][:30].double(), points[1][:30]
     right = twin(x).argmax(1) == y
     x, y, eps = x[right], y[right], 0.17 if norm == "Linf" else 0.9
     search = {"ce": APGD(eps, norm), "dlr": APGD(eps, norm, loss=dlr), "t": APGD(eps, norm, targets=9)}[loss]

@@ -29,11 +29,11 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert config["eps"] == 0.1
     assert config["model"] == "cnn-digits"
 
-    result = json_of(capsys, "evaluate", folder, "--attack", "fgsm,pgd-3", "--n", "50", "--weights", "best,last")
+    result = json_of(capsys, "evaluate", folder, "--attack", "fgsm,pgd-3", "--n", "20", "--weights", "best,last")
     best, last = result["evaluations"]
     assert [o["attack"] for o in best["outcomes"]] == ["clean", "fgsm", "pgd-3"]
-    assert (best["weights"], last["weights"], last["n"], last["members"]) == ("best", "last", 50, 1)
-    assert main(["evaluate", str(folder), "--attack", "cw", "--n", "50", "--quiet"]) == 0
+    assert (best["weights"], last["weights"], last["n"], last["members"]) == ("best", "last", 20, 1)
+    assert main(["evaluate", str(folder), "--attack", "cw", "--n", "20", "--quiet"]) == 0
     assert "cw" in capsys.readouterr().out
     kept = json.loads((folder / "results.json").read_text())["evaluations"]
     assert [(e["weights"], [o["attack"] for o in e["outcomes"]]) for e in kept] == [
@@ -41,7 +41,7 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("best", ["fgsm", "pgd-3", "clean", "cw"]),
     ]
 
-    assert main(["report", str(folder), "--n", "50", "--plots", str(tmp_path / "plots"), "--quiet"]) == 0
+    assert main(["report", str(folder), "--n", "20", "--plots", str(tmp_path / "plots"), "--quiet"]) == 0
     assert str(folder / "report.html") in capsys.readouterr().out
     page = (folder / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64") == 4
@@ -59,7 +59,7 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
         str(tmp_path / "both"),
         "--quiet",
     ]
-    assert main(["report", *both, "--n", "50"]) == 0
+    assert main(["report", *both, "--n", "20"]) == 0
     assert (tmp_path / "both" / "minutes.svg").exists()
 
     quick = ["train", "at", "--epochs", "1", "--device", "cpu", "--quiet"]
@@ -68,7 +68,7 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     refused = error_of(capsys, "report", folder, tmp_path / "l2", "--out", tmp_path / "mixed.html")
     assert "the runs are of different norms (Linf, L2): report each alone" in refused
     both[1:4] = [str(tmp_path / "other"), "--out", str(tmp_path / "mixed.html")]
-    assert main(["report", *both, "--n", "50"]) == 0
+    assert main(["report", *both, "--n", "20"]) == 0
     page = (tmp_path / "mixed.html").read_text()
     assert "Linf perturbations of eps = 0.1, 0.2." in page
     assert "<tr><td>awp</td><td>0</td><td>0.02</td></tr>" in page
@@ -122,14 +122,14 @@ def test_several_radii_are_a_curve(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_boosted_runs_are_evaluated_stage_by_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pictures: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(folder)]
-    assert main(["train", "mrboost", "--rounds", "2", *quick]) == 0
-    staged = json_of(capsys, "evaluate", folder, "--staged", "--attack", "fgsm", "--n", "40", "--quiet")
+    assert main(["train", "mrboost", "--rounds", "2", *pictures, *quick]) == 0
+    staged = json_of(capsys, "evaluate", folder, "--staged", "--attack", "fgsm", "--quiet")
     assert [e["members"] for e in staged["evaluations"]] == [1, 2]
-    first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--n", "40", "--quiet")
+    first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--quiet")
     assert first["evaluations"][0]["outcomes"][1]["correct"] == staged["evaluations"][0]["outcomes"][1]["correct"]
     assert main(["reweight", str(folder), "--device", "cpu"]) == 0
     told = capsys.readouterr().err
@@ -147,17 +147,19 @@ def test_boosted_runs_are_evaluated_stage_by_stage(
     assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
     assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
     assert not SideBySide.of([Run.open(folder)]).rows, "figures of equal weights are of another classifier"
-    resumed = mrboost.boost("mrboost", rounds=2, epochs=1, out=folder, resume=True, device="cpu")
+    resumed = mrboost.boost(
+        "mrboost", pictures[1], model="cnn-digits", rounds=2, epochs=1, out=folder, resume=True, device="cpu"
+    )
     assert resumed.weights.tolist() == pytest.approx(learned)
-    json_of(capsys, "evaluate", folder, "--attack", "cw", "--n", "40", "--quiet")
+    json_of(capsys, "evaluate", folder, "--attack", "cw", "--quiet")
     kept = json.loads((folder / "results.json").read_text())["evaluations"]
     of_both = [[o["attack"] for o in e["outcomes"]] for e in kept if e["members"] == 2]
     assert of_both == [["clean", "cw"]], "the figures of the equal weights must not stand beside those of the learned"
     assert "unknown objective 'mean'" in error_of(capsys, "reweight", folder, "--objective", "mean")
-    assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
+    assert main(["report", str(folder), "--quiet"]) == 0
     curve = json.loads((folder / "results.json").read_text())["curve"]["of"]
     (folder / "members" / "weights.json").unlink()
-    assert main(["report", str(folder), "--n", "40", "--quiet"]) == 0
+    assert main(["report", str(folder), "--quiet"]) == 0
     assert json.loads((folder / "results.json").read_text())["curve"]["of"] != curve, "the curve is of other weights"
     (folder / "members" / "weights.json").write_text('{"of": "best", "weights": ["a", "b"]}')
     assert "does not hold numbers" in error_of(capsys, "evaluate", folder)

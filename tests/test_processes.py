@@ -10,10 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from commands import error_of, json_of
+from mrboost import models, results
+from mrboost.cli import main
 
 SCRIPT = """
 import sys, torch, mrboost
@@ -37,19 +42,18 @@ mrboost.storage.write_tensors(__import__("pathlib").Path(out) / f"{rank}.safeten
 """
 
 
-def launch(folder: Path, *arguments: str, processes: int = 2) -> None:
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+    "--rdzv-endpoint", "localhost:0",
+]  # fmt: skip
+
+
+def launch(folder: Path, *arguments: str) -> None:
+    """The script in two processes."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    command = (
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        if processes > 1
-        else [sys.executable]
-    )
-    if processes > 1:
-        command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*command, str(script), *arguments, str(folder)], capture_output=True, text=True, timeout=300, env=environment()
-    )
+    command = [*TORCHRUN, str(script), *arguments, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 0, done.stderr
 
 
@@ -57,11 +61,14 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def test_processes_end_with_equal_weights_and_those_of_one(tmp_path: Path) -> None:
+def test_processes_end_with_equal_weights_and_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four batches of 32 and one of 9: shares of unequal size are weighed by it."""
-    for name, processes in (("two", 2), ("one", 1)):
+    for name in ("two", "one"):
         (tmp_path / name).mkdir()
-        launch(tmp_path / name, "mrboost", "plain", processes=processes)
+    launch(tmp_path / "two", "mrboost", "plain")
+    monkeypatch.setattr(models.registry, "_REGISTRY", dict(models.registry._REGISTRY))
+    monkeypatch.setattr(sys, "argv", ["script.py", "mrboost", "plain", str(tmp_path / "one")])
+    exec(SCRIPT, {})
     first, second, alone = (
         load_file(tmp_path / name) for name in ("two/0.safetensors", "two/1.safetensors", "one/alone.safetensors")
     )
@@ -83,9 +90,8 @@ def test_statistics_of_batchnorm_agree(tmp_path: Path) -> None:
 
 def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", "localhost:0", "-m", "mrboost", "train", "at", "--data", "digits", "--epochs", "10",
-        "--device", "cpu", "--out", str(tmp_path / "run"), "--resume",
+        *TORCHRUN, "-m", "mrboost", "train", "at", "--data", "digits", "--epochs", "8", "--device", "cpu",
+        "--out", str(tmp_path / "run"), "--resume",
     ]  # fmt: skip
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
     try:
@@ -105,23 +111,15 @@ def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> N
     assert job.returncode != 0
     assert "Signal 9" in errors or "another process has ended" in errors
     done = metrics.read_text().count("\n")
-    assert 2 <= done < 10
-    resumed = subprocess.run(
-        [sys.executable, "-m", "mrboost", "train", "--resume", "--out", str(tmp_path / "run"), "--quiet"],
-        capture_output=True, text=True, timeout=300, env=environment(),
-    )  # fmt: skip
-    assert resumed.returncode == 0, resumed.stderr
-    assert metrics.read_text().count("\n") == 10
+    assert 2 <= done < 8
+    assert main(["train", "--resume", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert metrics.read_text().count("\n") == 8
 
 
-def command(*arguments: str, processes: int = 1, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """A command of mrboost in so many processes."""
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += ["torch.distributed.run", "--nproc-per-node", str(processes), "--rdzv-backend", "c10d",
-                  "--rdzv-endpoint", "localhost:0", "-m", "--"]  # fmt: skip
+def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command of mrboost in two processes."""
     return subprocess.run(
-        [*start, "mrboost", *arguments, "--device", "cpu"], capture_output=True, text=True, timeout=300,
+        [*TORCHRUN, "-m", "--", "mrboost", *arguments, "--device", "cpu"], capture_output=True, text=True, timeout=300,
         env=environment(), cwd=cwd,
     )  # fmt: skip
 
@@ -129,19 +127,23 @@ def command(*arguments: str, processes: int = 1, cwd: Path | None = None) -> sub
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("trained") / "run")
-    assert command("train", "at", "--epochs", "1", "--quiet", "--out", folder).returncode == 0
+    assert main(["train", "at", "--epochs", "1", "--quiet", "--out", folder]) == 0
     return folder
 
 
-def test_processes_share_an_evaluation(run: str) -> None:
+def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Point by point what one process finds; AutoAttack's queue included, and a last share that is smaller."""
-    evaluate = ["evaluate", run, "--attack", "pgd-5,apgd-ce,autoattack", "--n", "9", "--quiet", "--json"]
-    found = []
-    for processes in (1, 2):
-        done = command(*evaluate, processes=processes)
+    evaluate = ["evaluate", run, "--attack", "pgd-5,apgd-ce,autoattack", "--n", "5", "--quiet", "--json"]
+
+    def in_two() -> dict:
+        done = command(*evaluate)
         assert done.returncode == 0, done.stderr
-        (one,) = json.loads(done.stdout)["evaluations"]
-        assert one["n"] == 9
+        return json.loads(done.stdout)
+
+    found = []
+    for ask in (lambda: json_of(capsys, *evaluate, "--device", "cpu"), in_two):
+        (one,) = ask()["evaluations"]
+        assert one["n"] == 5
         kept = json.loads(Path(run, "results.json").read_text())["evaluations"]
         assert [outcome["correct"] for outcome in kept[-1]["outcomes"]] == [o["correct"] for o in one["outcomes"]]
         found.append(one)
@@ -167,7 +169,7 @@ def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
         "parts.write_tensors = refuse\n"
     )
     done = command(
-        "evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", "--import", "way", processes=2,
+        "evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", "--import", "way",
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode != 0
@@ -176,9 +178,7 @@ def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
 
 def test_a_trained_network_is_boosted_together(run: str, tmp_path: Path) -> None:
     out = tmp_path / "boosted"
-    done = command(
-        "train", "mrboost", "--first", run, "--rounds", "2", "--epochs", "1", "--out", str(out), processes=2
-    )  # fmt: skip
+    done = command("train", "mrboost", "--first", run, "--rounds", "2", "--epochs", "1", "--out", str(out))
     assert done.returncode == 0, done.stderr
     for kind in ("01.safetensors", "01.last.safetensors"):
         ours, theirs = (load_file(Path(folder) / "members" / kind) for folder in (out, run))
@@ -192,12 +192,19 @@ def test_mistakes_under_torchrun_get_one_line(run: str, tmp_path: Path) -> None:
     for arguments, message in (
         (["train", "at", "--out", str(tmp_path / "empty")], "holds a run already"),
         (["evaluate", run, "--n", "1"], "2 processes have only 1 images"),
-        (["evaluate", run, "--examples", str(tmp_path / "x.npz")], "without torchrun"),
-        (["reweight", run], "without torchrun"),
     ):
-        done = command(*arguments, processes=2)
+        done = command(*arguments)
         assert done.returncode != 0
         lines = [line for line in done.stderr.splitlines() if line.startswith("mrboost: error")]
         assert len(lines) == 1
         assert message in lines[0]
         assert "[rank1]" not in done.stderr
+
+
+def test_what_one_process_does_is_refused_to_several(run: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+            patched.setenv(name, value)
+        assert "start this command without torchrun" in error_of(capsys, "reweight", run)
+    monkeypatch.setattr(results, "make_fabric", lambda *_, **__: SimpleNamespace(global_rank=0, world_size=2))
+    assert "examples are written by one process" in error_of(capsys, "evaluate", run, "--examples", "x.npz")

@@ -116,9 +116,9 @@ def test_copies_and_capture_change_little(recipe: str, device: str, tiny: Datase
         pytest.skip("a ResNet-152 for images of 8x8 tests nothing that wider does not")
     options = {"past": 1 if recipes.get(recipe).rounds > 1 else 0, "lr": 0.01, "ema": 0.5, "clip": 1.0}
     plain, fast = (train(recipe, tiny, device, fast=fast, **options) for fast in ("off", "on"))
+    initial = train(recipe, tiny, device, steps=0, fast="off", **options).learner
     for mine, theirs in ((fast.learner, plain.learner), (fast.kept, plain.kept)):
         moved = far = 0.0
-        initial = train(recipe, tiny, device, steps=0, **options).learner
         for a, b, c in zip(mine.parameters(), theirs.parameters(), initial.parameters(), strict=True):
             far += (a - b).square().sum().item()
             moved += (b - c).square().sum().item()

@@ -161,8 +161,8 @@ def test_accuracy_beside_seconds_is_named(smoke: Path, tmp_path: Path) -> None:
     assert "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± 15.5 at 50 %." in page
 
 
-def test_more_rounds_than_the_papers_stand_in_order(tmp_path: Path) -> None:
-    command = ["study", "boosting", *SMOKE, "--rounds", "10", "--only", "mrboost", "--n", "5", "--out", str(tmp_path)]
+def test_more_rounds_than_the_papers_stand_in_order(pictures: list[str], tmp_path: Path) -> None:
+    command = ["study", "boosting", *SMOKE, *pictures, "--rounds", "10", "--only", "mrboost", "--out", str(tmp_path)]
     assert main(command) == 0
     head = next(line for line in (tmp_path / "boosting.md").read_text().splitlines() if line.startswith("| method |"))
     assert re.findall(r"members (\d+), clean", head) == [str(count) for count in range(1, 11)]

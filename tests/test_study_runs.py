@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 from pathlib import Path
 
 import pytest
-import torch
 
 import mrboost
-from commands import SMOKE, cells, outcome
+from commands import SMOKE, cells, outcome, write_pictures
 from mrboost.cli import main
 from mrboost.studies import running
 
@@ -24,9 +24,12 @@ def test_a_finished_study_does_nothing_again(smoke: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(running, name, never)
     monkeypatch.setattr(running.datasets, "load", never)
     for name in ("mce-wrn", "boosting", "adaptive"):
-        before = (smoke / f"{name}.md").read_text()
+        pages = [(smoke / f"{name}.md").read_text()]
         assert main(["study", name, *SMOKE, "--out", str(smoke)]) == 0
-        assert (smoke / f"{name}.md").read_text() == before
+        pages.append((smoke / f"{name}.md").read_text())
+        # Studies that came later have measured some clean accuracies again: the seconds are those of the last time.
+        first, second = (re.sub(r"and \d+ s of evaluation", "", page) for page in pages)
+        assert first == second
 
 
 def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
@@ -118,20 +121,6 @@ def test_only_some_rows(tmp_path, capsys) -> None:
     assert table["Sampler.All"]["ours"] == ["–", "–"]
     assert "–" not in table["AT(2)"]["ours"]
     assert "2 of 5 trainings are finished" in (tmp_path / "samplers.md").read_text()
-
-
-def write_pictures(root: Path, names: str) -> None:
-    """Three classes, darker to brighter: 24 images each to train on and 4 to test."""
-    from PIL import Image
-
-    generator = torch.Generator().manual_seed(0)
-    for split, count in (("train", 24), ("test", 4)):
-        for label, name in enumerate(names):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
-                Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
 def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:

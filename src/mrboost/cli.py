@@ -65,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _where(options: argparse.Namespace) -> dict[str, Any]:
+    """What the commands that compute have in common."""
+    return {
+        "device": options.device, "data_dir": options.data_dir, "verify": options.verify, "progress": not options.quiet,
+    }  # fmt: skip
+
+
 # train
 
 
@@ -80,10 +87,8 @@ def _train(options: argparse.Namespace) -> None:
         said = as_said(config) | said
     recipe, source = recipes.get(name), "digits" if source is None else source
     out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
-    boost(
-        recipe, source, out=out, resume=options.resume, first=options.first, device=options.device, data_dir=data_dir,
-        verify=options.verify, progress=not options.quiet, **cast(Options, said),
-    )  # fmt: skip
+    where = _where(options) | {"data_dir": data_dir}
+    boost(recipe, source, out=out, resume=options.resume, first=options.first, **where, **cast(Options, said))
     if not is_first_process():
         return
     run = Run.open(out)
@@ -159,9 +164,8 @@ def _evaluate_one(
     try:
         return evaluate_run(
             options.target, [name.strip() for name in options.attack.split(",")], which=which, rounds=rounds,
-            n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, device=options.device,
-            data_dir=options.data_dir, verify=options.verify, progress=not options.quiet, check=options.check,
-            fit=options.adaptive, keep=keep, resume=options.resume, examples=options.examples,
+            n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, check=options.check,
+            fit=options.adaptive, keep=keep, resume=options.resume, examples=options.examples, **_where(options),
         ), None  # fmt: skip
     except UnfinishedError as error:
         if error.evaluation is None:
@@ -188,15 +192,7 @@ def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list
 
 
 def _reweight(options: argparse.Namespace) -> None:
-    weights = reweight_run(
-        options.target,
-        objective=options.objective,
-        which=options.weights,
-        device=options.device,
-        data_dir=options.data_dir,
-        verify=options.verify,
-        progress=not options.quiet,
-    )
+    weights = reweight_run(options.target, objective=options.objective, which=options.weights, **_where(options))
     if options.json:
         print(json.dumps({"run": options.target, "weights": weights}, indent=2))
     else:
@@ -212,15 +208,7 @@ def _report(options: argparse.Namespace) -> None:
 
     out = options.out or Path(options.targets[0]) / "report.html"
     path = write_report(
-        options.targets,
-        out,
-        n=options.n,
-        attack=options.attack,
-        device=options.device,
-        data_dir=options.data_dir,
-        verify=options.verify,
-        plots_dir=options.plots,
-        progress=not options.quiet,
+        options.targets, out, n=options.n, attack=options.attack, plots_dir=options.plots, **_where(options)
     )
     print(json.dumps({"report": str(path)}) if options.json else f"{text_table(options.targets)}\nreport: {path}")
 
@@ -246,9 +234,7 @@ def _study(options: argparse.Namespace) -> None:
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
         training.run()  # one of another configuration, that the page could not show, is refused before any training
-    studies.carry_out(
-        chosen, device=options.device, data_dir=options.data_dir, verify=options.verify, progress=not options.quiet
-    )
+    studies.carry_out(chosen, **_where(options))
     found: dict[str, Any] = {"study": study.name, "scale": scale.name, "runs": [str(t.folder) for t in chosen]}
     if options.part is None:
         page = studies.compose(request, shlex.join(["mrboost", *options.arguments]), options.device)

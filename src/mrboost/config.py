@@ -15,7 +15,7 @@ from . import models
 from .attacks import PGD
 from .awp import AWP
 from .data import Augment, CutMix, Dataset, Defaults
-from .errors import InputError, unknown_name
+from .errors import InputError, look_up, unknown_name
 from .exponential import Exp
 from .losses import Smoothed
 from .objectives import Objective, OnPairs
@@ -202,9 +202,7 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
     """The recipe with the parts that the caller asked for, which are taken out of what was said."""
     parts: dict[str, Any] = {name: said.pop(name) for name in ("schedule", "ema", "clip", "steps") if name in said}
     if isinstance(name := parts.get("schedule"), str):
-        if name not in SCHEDULES:
-            raise unknown_name("schedule", name, SCHEDULES)
-        parts["schedule"] = SCHEDULES[name]
+        parts["schedule"] = look_up("schedule", name, SCHEDULES)
     if not 0 <= parts.get("ema", 0.5) < 1:
         raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual, 0 none")
     if parts.get("ema") == 0:

@@ -7,7 +7,10 @@ exits with status 2. Anything else that escapes is a bug of ours and keeps its t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -27,6 +30,13 @@ class NanLogitsError(InputError):
 
 class LostProcessError(InputError):
     """Another of the processes that share a command has ended."""
+
+
+def look_up(kind: str, name: str, known: Mapping[str, T], hint: str = "") -> T:
+    """What is known by this name; a mistyped one is refused."""
+    if name not in known:
+        raise unknown_name(kind, name, known, hint)
+    return known[name]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:

@@ -269,7 +269,7 @@ class _Chunk:
         def resume(points: Points) -> int:
             if earlier is None:
                 return 0
-            clock.go_on(earlier["seconds"], int(earlier["stage"]))
+            clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
             points.restore(earlier)
             return clock.stage
 
@@ -300,9 +300,6 @@ class _Clock:
     def __init__(self, stages: int) -> None:
         self.seconds, self.stage = torch.zeros(stages, dtype=torch.float64), 0
         self._last = self._saved = time.perf_counter()
-
-    def go_on(self, seconds: Tensor, stage: int) -> None:
-        self.seconds, self.stage = seconds, stage
 
     def tick(self, stage: int) -> bool:
         """Count the time since the last tick for the stage that ran; True when it is time to save."""

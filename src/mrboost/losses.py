@@ -93,16 +93,16 @@ def most_likely_other(logits: Tensor, target: Tensor) -> Tensor:
 def margin(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Carlini–Wagner margin ``max_{j≠y} g_j − g_y``: negative while the example is classified correctly."""
     _check(logits, target)
-    return _reduce(_best_other(logits, target) - _pick(logits, target), reduction)
+    others = logits.masked_fill(is_label(logits, target), -torch.inf).amax(dim=1)
+    return _reduce(others - _pick(logits, target), reduction)
 
 
 def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Difference of logits ratio: the margin made invariant to shifting and scaling the logits (K >= 3)."""
-    _check(logits, target)
+    gap = margin(logits, target, "none")
     if logits.shape[1] < 3:
         raise ValueError(f"dlr needs at least 3 classes, the logits have {logits.shape[1]}: use margin instead")
     top = logits.topk(3, dim=1).values
-    gap = _best_other(logits, target) - _pick(logits, target)
     return _reduce(gap / (top[:, 0] - top[:, 2] + 1e-12), reduction)
 
 
@@ -175,10 +175,6 @@ def _pick(values: Tensor, label: Tensor) -> Tensor:
 def is_label(logits: Tensor, label: Tensor) -> Tensor:
     """``(N, K)``: whether a column is the example's label."""
     return torch.arange(logits.shape[1], device=logits.device) == label[:, None]
-
-
-def _best_other(logits: Tensor, target: Tensor) -> Tensor:
-    return logits.masked_fill(is_label(logits, target), -torch.inf).amax(dim=1)
 
 
 def _reduce(values: Tensor, reduction: Reduction) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable
 from html import escape
 
 import numpy as np
@@ -26,6 +27,13 @@ def png(image: Tensor) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
+    """A table of cells that are HTML already."""
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    return f"<table{kind}>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 _STYLE = """

@@ -14,7 +14,7 @@ from .attacks import Gaussian, Start, Uniform
 from .awp import AWP
 from .data import CutMix
 from .ensemble import Ensemble, Mixture
-from .errors import unknown_name
+from .errors import look_up
 from .exponential import Exp
 from .initial import Init, PerInit, RndInit
 from .losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
@@ -334,6 +334,4 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 def get(name: str) -> Recipe:
     """The recipe called ``name``."""
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES, hint="list them with: mrboost recipes")
-    return RECIPES[name]
+    return look_up("recipe", name, RECIPES, hint="list them with: mrboost recipes")

@@ -24,7 +24,7 @@ from .data import Dataset, Split
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .outcomes import format_eps
-from .page import embedded, html_page, png
+from .page import embedded, html_page, png, table
 from .results import draw, load_data, load_model
 from .runs import Run
 from .storage import replace_file
@@ -78,20 +78,20 @@ def write_report(
     }
     if len(runs) > 1:
         figures["minutes"] = plots.training_curves(metrics, held_out, over="minutes")
-    table = SideBySide.of(runs)
+    evaluated = SideBySide.of(runs)
     rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     body = [
         _headline(labels, runs, dataset),
-        _results_table(table, runs),
+        _results_table(evaluated, runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
         f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
         f"<p class=note>{len(test):,} test images, best weights, {escape(attack)}. Left: each radius attacks the "
         "images that survived the smaller ones. Right: the probability of the true class minus the largest other one "
         "on attacked images; the height at 0 is the share that the attack fools.</p>",
         f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
-        _class_table(table, dataset),
+        _class_table(evaluated, dataset),
         "<h2>Training</h2>",
         f"<div class=row>{embedded(figures['training'])}{embedded(figures['loss'])}</div>",
         _by_the_clock(figures["minutes"]) if "minutes" in figures else "",
@@ -149,64 +149,59 @@ def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> s
     )
 
 
-def _results_table(table: SideBySide, runs: Sequence[Run]) -> str:
+def _results_table(evaluated: SideBySide, runs: Sequence[Run]) -> str:
     missing = ""
-    if waiting := table.without(runs):
+    if waiting := evaluated.without(runs):
         commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting)
         missing = f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
-    if not table.rows:
+    if not evaluated.rows:
         return missing
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.head())
     lines = []
-    for i, (_, _, found) in enumerate(table.rows):
-        facts = "".join(f"<td>{escape(fact)}</td>" for fact in table.facts(i))
-        cells = "".join(_cell(found[k], table.is_best(i, k)) if k in found else "<td>–</td>" for k in table.attacks)
-        lines.append(f"<tr>{facts}{cells}</tr>")
+    for i, (_, _, found) in enumerate(evaluated.rows):
+        cells = [_cell(found[k], evaluated.is_best(i, k)) if k in found else "–" for k in evaluated.attacks]
+        lines.append([*map(escape, evaluated.facts(i)), *cells])
     return (
-        f"<h2>Accuracy on test images</h2><div class=scroll><table><tr>{head}</tr>{''.join(lines)}</table></div>"
+        f"<h2>Accuracy on test images</h2><div class=scroll>{table(map(escape, evaluated.head()), lines)}</div>"
         "<p class=note>In per cent, with half the width of the 95 % interval; the best on the same images in the same "
         "ball is bold, of worst cases only over the same attacks. Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
         + missing
-        + _differences(table)
-        + _doubts(table)
+        + _differences(evaluated)
+        + _doubts(evaluated)
     )
 
 
-def _differences(table: SideBySide) -> str:
-    lines = table.differences()
+def _differences(evaluated: SideBySide) -> str:
+    lines = evaluated.differences()
     if not lines:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *table.head()[2:]))
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
-    return f"<p class=note>{DIFFERENCES}</p><div class=scroll><table><tr>{head}</tr>{body}</table></div>"
+    body = table(map(escape, ("", *evaluated.head()[2:])), (map(escape, line) for line in lines))
+    return f"<p class=note>{DIFFERENCES}</p><div class=scroll>{body}</div>"
 
 
-def _doubts(table: SideBySide) -> str:
+def _doubts(evaluated: SideBySide) -> str:
     """What the evaluations give to doubt, run by run."""
     found: dict[str, None] = {}  # an ordered set: several evaluations of a run see the same
-    for label, evaluation, _ in table.rows:
+    for label, evaluation, _ in evaluated.rows:
         for doubt in evaluation.get("doubts", []):
             found[f"<li>{escape(label)}: {escape(doubt['message'])}</li>"] = None
     return f"<h2>Reasons to doubt these figures</h2><ul>{''.join(found)}</ul>" if found else ""
 
 
-def _class_table(table: SideBySide, dataset: Dataset) -> str:
+def _class_table(evaluated: SideBySide, dataset: Dataset) -> str:
     """Clean and attacked accuracy of each class, under the strongest attack that was evaluated."""
     if dataset.num_classes > MOST_CLASSES:
         return ""
     lines = []
-    for i, (_, _, found) in enumerate(table.rows):
+    for i, (_, _, found) in enumerate(evaluated.rows):
         hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
-            cells = "".join("<td>–</td>" if v is None else f"<td>{100 * v:.0f}</td>" for v in outcome["per_class"])
-            name = f"{', '.join(table.facts(i))} images: {outcome['attack']}"
-            lines.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
+            cells = ["–" if v is None else f"{100 * v:.0f}" for v in outcome["per_class"]]
+            lines.append([escape(f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"), *cells])
     if not lines:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in dataset.classes)
-    body = f"<table><tr><th>accuracy, %</th>{head}</tr>{''.join(lines)}</table>"
+    body = table(["accuracy, %", *map(escape, dataset.classes)], lines)
     note = "Run, members, weights, ball and images; clean, and under the attack that fools it most."
     return f"<h2>Class by class</h2><div class=scroll>{body}</div><p class=note>{note}</p>"
 
@@ -214,7 +209,7 @@ def _class_table(table: SideBySide, dataset: Dataset) -> str:
 def _cell(outcome: dict[str, Any], best: bool) -> str:
     low, high = outcome["interval"]
     figure = f"{100 * outcome['accuracy']:.2f} <small>± {50 * (high - low):.1f}</small>"
-    return f"<td>{f'<b>{figure}</b>' if best else figure}</td>"
+    return f"<b>{figure}</b>" if best else figure
 
 
 def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) -> str:
@@ -269,12 +264,11 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
         values = [value[inner] if inner and value else value for value in values]
         if all(value is None for value in values) or (key in parts and not any(values)):
             continue
-        rows.append(f"<tr><td>{key}</td>{''.join(f'<td>{escape(str(value))}</td>' for value in values)}</tr>")
-    head = "".join(f"<th>{escape(label)}</th>" for label in labels)
+        rows.append([key, *(escape(str(value)) for value in values)])
     commands = " ".join(escape(str(run.folder)) for run in runs)
     versions = runs[0].config["versions"]
     return (
-        f"<h2>How it was made</h2><table class=plain><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        f"<h2>How it was made</h2>{table(['', *map(escape, labels)], rows, ' class=plain')}"
         f"<p class=note><code>mrboost report {commands}</code>, mrboost {__version__}; trained with mrboost "
         f"{escape(str(versions['mrboost']))} and torch {escape(str(versions['torch']))}.</p>"
     )

@@ -15,8 +15,8 @@ from torch import Tensor
 from .attacks import Attack, attacked
 from .batches import attacked_batches
 from .ensemble import Ensemble
-from .errors import InputError, unknown_name
-from .game import solve
+from .errors import InputError, look_up
+from .game import SAug, solve
 from .meter import Meter
 
 
@@ -38,8 +38,7 @@ def learn_weights(
     standard error.
     """
     solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
-    if objective not in solvers:
-        raise unknown_name("objective", objective, solvers)
+    solver = look_up("objective", objective, solvers)
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
     logits, learned = [], ensemble
@@ -52,7 +51,7 @@ def learn_weights(
                     answers = [member(images.clone()) for member in ensemble]
                 logits.append(torch.stack(answers).double().cpu().numpy())
                 meter(len(images))
-            weights = solvers[objective](np.concatenate(logits, axis=1), y.cpu().repeat(repeat).numpy())
+            weights = solver(np.concatenate(logits, axis=1), y.cpu().repeat(repeat).numpy())
             learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
             meter.say(
                 f"attack {repeat} of {repeats} is done, weights {', '.join(f'{weight:.3f}' for weight in weights)}"
@@ -62,7 +61,7 @@ def learn_weights(
 
 def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: the game of their margins."""
-    return solve(_margins(logits, y)).learner
+    return solve(SAug(y, logits.shape[2]).scores(logits)).learner
 
 
 def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -89,19 +88,5 @@ def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones_like(w)},
         options={"maxiter": 300, "ftol": 1e-12},
     )
-    return _on_simplex(result.x)
-
-
-def _margins(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """True minus false logits of each member, ``(T, N (K − 1))``."""
-    members, images, classes = logits.shape
-    rows = np.arange(images)
-    false = np.ones((images, classes), dtype=bool)
-    false[rows, y] = False
-    gaps = logits[:, rows, y][:, :, None] - logits
-    return np.reshape(gaps[:, false], (members, -1))
-
-
-def _on_simplex(weights: np.ndarray) -> np.ndarray:
-    clipped = np.clip(weights, 0, None)
-    return np.asarray(clipped / clipped.sum())
+    weights = np.clip(result.x, 0, None)
+    return np.asarray(weights / weights.sum())

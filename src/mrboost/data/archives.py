@@ -36,8 +36,8 @@ def members(archive: Path, wanted: Callable[[PurePosixPath], bool], *, limit: in
     try:
         with archive.open("rb") as file:
             magic = file.read(6)
-        read = _zip_members if magic.startswith(b"PK") else _tar_members
-        yield from read(archive, magic, wanted, limit)
+        zipped = magic.startswith(b"PK")
+        yield from _zip_members(archive, wanted, limit) if zipped else _tar_members(archive, magic, wanted, limit)
     except InputError:
         raise
     except Exception as error:  # the reader of a damaged archive can raise nearly anything
@@ -86,8 +86,7 @@ def _tar_members(archive: Path, magic: bytes, wanted: Callable[[PurePosixPath], 
         file.read(MIB)  # to the end of the compressed stream, where its checksum is verified
 
 
-def _zip_members(archive: Path, magic: bytes, wanted: Callable[[PurePosixPath], bool], limit: int) -> Iterator[Member]:
-    del magic
+def _zip_members(archive: Path, wanted: Callable[[PurePosixPath], bool], limit: int) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as bundle:
         for info in bundle.infolist():
             link = stat.S_ISLNK(info.external_attr >> 16)

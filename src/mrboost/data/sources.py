@@ -25,7 +25,7 @@ from mrboost.data.archives import reason
 from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
 from mrboost.data.folder import LAYOUT, read_folder
 from mrboost.data.registry import SOURCES, Source
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError, look_up
 
 FOLDER = "folder:"
 
@@ -120,9 +120,7 @@ def describe(name: str, data_dir: str | Path | None = None, *, verify: bool = Tr
 
 
 def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise unknown_name("dataset", name, SOURCES, hint="or folder:PATH")
-    return SOURCES[name]
+    return look_up("dataset", name, SOURCES, hint="or folder:PATH")
 
 
 def _folder_path(name: str) -> Path:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError, look_up
 
 from .payoff import Floats, Payoff, as_payoff
 
@@ -180,9 +180,7 @@ def _rates(eta: float | str, rounds: int, game: Payoff | Learner) -> Floats:
             "theorem": np.full(rounds, 1 / (2 * math.sqrt(rounds))),
             "anytime": 1 / (2 * np.sqrt(np.arange(1, rounds + 1))),
         }
-        if eta not in named:
-            raise unknown_name("eta", eta, named, "or a positive number")
-        return named[eta] / (game.scale or 1.0)
+        return look_up("eta", eta, named, "or a positive number") / (game.scale or 1.0)
     if not 0 < eta < math.inf:
         raise InputError(f"eta must be positive and finite, got {eta}: try eta='practical'")
     return np.full(rounds, float(eta))

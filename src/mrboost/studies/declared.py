@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrboost.errors import unknown_name
+from mrboost.errors import look_up
 from mrboost.mixtures import ON_MIXTURES
 
 from .figures import Drawing, contours, theory
@@ -147,13 +147,9 @@ SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (
 
 def get(name: str) -> Study:
     """The study called ``name``."""
-    if name not in STUDIES:
-        raise unknown_name("study", name, STUDIES, hint="list them with: mrboost study --list")
-    return STUDIES[name]
+    return look_up("study", name, STUDIES, hint="list them with: mrboost study --list")
 
 
 def get_scale(name: str) -> Scale:
     """The scale called ``name``."""
-    if name not in SCALES:
-        raise unknown_name("scale", name, SCALES)
-    return SCALES[name]
+    return look_up("scale", name, SCALES)

@@ -14,7 +14,7 @@ import torch
 
 from mrboost import __version__, plots
 from mrboost.errors import InputError
-from mrboost.page import embedded, html_page
+from mrboost.page import embedded, html_page, table
 from mrboost.runs import Run
 from mrboost.storage import replace_file
 
@@ -41,9 +41,9 @@ class Page:
 
     def markdown(self, stem: str) -> str:
         parts = [f"# {self.title}", self.below, *(f"> {caveat}" for caveat in self.caveats)]
-        for table in self.tables:
-            lines = [table.head, ["---"] * len(table.head), *table.rows]
-            parts += [f"{table.title}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        for one in self.tables:
+            lines = [one.head, ["---"] * len(one.head), *one.rows]
+            parts += [one.title, "\n".join(f"| {' | '.join(line)} |" for line in lines)]
         parts += [f"![{name}]({stem}-{name}.svg)" for name in self.plots]
         for title, items in self.lists.items():
             parts += [f"## {title}", "\n".join(f"- {item}" for item in items)]
@@ -52,11 +52,9 @@ class Page:
     def html(self) -> str:
         parts = [f"<h1>{_html(self.title)}</h1><p>{_html(self.below)}</p>"]
         parts += [f"<p class=note><b>{_html(caveat)}</b></p>" for caveat in self.caveats]
-        for table in self.tables:
-            head = "".join(f"<th>{_html(cell)}</th>" for cell in table.head)
-            rows = ["".join(f"<td>{_html(cell)}</td>" for cell in row) for row in table.rows]
-            body = "".join(f"<tr>{row}</tr>" for row in (head, *rows))
-            parts.append(f"<p class=note>{_html(table.title)}</p><div class=scroll><table>{body}</table></div>")
+        for one in self.tables:
+            body = table(map(_html, one.head), (map(_html, row) for row in one.rows))
+            parts.append(f"<p class=note>{_html(one.title)}</p><div class=scroll>{body}</div>")
         parts.append(f"<div class=row>{''.join(map(embedded, self.plots.values()))}</div>")
         for title, items in self.lists.items():
             parts.append(f"<h2>{_html(title)}</h2><ul>{''.join(f'<li>{_html(item)}</li>' for item in items)}</ul>")

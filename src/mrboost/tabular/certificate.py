@@ -93,16 +93,13 @@ def certify(
     """
     correct = predicted(model, X) == y
     found = np.full(X.shape, np.nan)
+    least = model.margins(X, y, eps)
+    robust = least.min(axis=1) > model.tolerance
     if isinstance(model, StumpModel):
-        least = model.margins(X, y, eps)
-        robust = least.min(axis=1) > model.tolerance
         for rows in np.array_split(np.flatnonzero(~robust), len(X) // 1000 + 1):
             _attack_stumps(model, X, y, rows, eps, found)
-    else:
-        least = model.margins(X, y, eps)
-        robust = least.min(axis=1) > model.tolerance
-        if limit:
-            _search_trees(model, X, y, eps, robust, least, found, limit, progress)
+    elif limit:
+        _search_trees(model, X, y, eps, robust, least, found, limit, progress)
     misled = np.asarray(np.isfinite(found).all(axis=1))
     misled[misled] = predicted(model, found[misled]) != y[misled]  # the witness is put to the model itself
     return Certificate(

@@ -147,10 +147,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def certify(self, X: Any, y: Any, eps: float | npt.ArrayLike | None = None) -> Certificate:
         """What is proved about each point within ``eps`` (default: the one of the fit)."""
-        check_is_fitted(self)
-        X, codes = self._labelled(X, y)
-        radius = self.eps_ if eps is None else self._radius(eps)
-        return certify(self.model_, X, codes, radius, progress=bool(self.verbose))
+        return self._certified(X, y, eps, more=True)
 
     def robust_score(
         self,
@@ -160,14 +157,18 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_weight: npt.ArrayLike | None = None,
     ) -> float:
         """The share of the points that are proved to be classified correctly in their whole balls."""
-        check_is_fitted(self)
-        X, codes = self._labelled(X, y)
-        radius = self.eps_ if eps is None else self._radius(eps)
-        robust = certify(self.model_, X, codes, radius, radius=False, witness=False, progress=bool(self.verbose)).robust
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        robust = self._certified(X, y, eps, more=False).robust
+        weight = _check_sample_weight(sample_weight, robust, dtype=np.float64, ensure_non_negative=True)
         if not weight.sum() > 0:
             raise InputError("sample_weight is zero for all points: give some of them weight")
         return float(np.average(robust, weights=weight))
+
+    def _certified(self, X: Any, y: Any, eps: float | npt.ArrayLike | None, *, more: bool) -> Certificate:
+        """With ``more``, radii and witnesses too."""
+        check_is_fitted(self)
+        X, codes = self._labelled(X, y)
+        ball = self.eps_ if eps is None else self._radius(eps)
+        return certify(self.model_, X, codes, ball, radius=more, witness=more, progress=bool(self.verbose))
 
     # Inputs
 
@@ -270,7 +271,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             value=fitted.value, attainable=attainable,
         )  # fmt: skip
         said = []
-        if fitted.nu is not None and fitted.value is not None and fitted.value[0] <= 1e-9:
+        if fitted.is_tie:
             remedy = "use nu='auto' or solver='smooth'" if fitted.nu == 0 else "use a larger nu or solver='smooth'"
             said.append(f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}")
         elif len(np.unique(predicted(fitted.model, X))) == 1:

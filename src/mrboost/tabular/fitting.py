@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 
 import numpy as np
 from sklearn.model_selection import StratifiedKFold
@@ -69,6 +70,11 @@ class Fitted:
     history: Callable[[Model], Iterable[Model]]
     """The ensembles after each round."""
 
+    @property
+    def is_tie(self) -> bool:
+        """Whether a game was solved, and is worth nothing."""
+        return self.nu is not None and self.value is not None and self.value[0] <= 1e-9
+
 
 def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
     nu = options.nu if options.solver != "smooth" else None
@@ -76,7 +82,7 @@ def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambd
         chosen = choose_nu(table, options, tick)
         for nu in (chosen, *(larger for larger in NUS if larger > chosen)):
             fitted = fit_table(table, replace(options, nu=nu), tick)
-            if not _is_tie(fitted):  # on all rows it can be one though it was none on parts of them
+            if not fitted.is_tie:  # on all rows it can be one though it was none on parts of them
                 break
         return fitted
     pairs = Pairs(table.classes)
@@ -106,7 +112,7 @@ def _fit_trees(
         values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, tick)
         if played is not None:
             weight = (table.weight + played / played.sum()) / 2
-    return Fitted(replace(model, values=values, bias=bias), value, nu, _stages)
+    return Fitted(replace(model, values=values, bias=bias), value, nu, methodcaller("stages"))
 
 
 def _solve(
@@ -128,7 +134,8 @@ def _solve(
     assert nu is not None
     votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, nu)
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
-    lower = hedge.soft_minimum(_margins(table, pairs, cover, values, bias), table.weight, nu)
+    margins = smooth.robust_margins(smooth.class_views(cover, table.y), pairs, values, bias)
+    lower = hedge.soft_minimum(margins, table.weight, nu)
     upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
     return values, bias, (lower, max(upper, lower)), played
 
@@ -143,7 +150,7 @@ def _fit_stumps(
 ) -> Fitted:
     if options.solver != "hedge":
         values, bias, value, _ = _solve(table, options, nu, pairs, cover, cover.cells.offset, tick)
-        return Fitted(StumpModel(cover.cells, values, bias, pairs), value, nu, _stages)
+        return Fitted(StumpModel(cover.cells, values, bias, pairs), value, nu, methodcaller("stages"))
     assert nu is not None
     game = hedge.Game(cover, table.y, table.weight, pairs, nu)
     stumps, value = hedge.play(game, options.rounds, tick=tick)
@@ -156,24 +163,12 @@ def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> Stum
     return StumpModel(cells, pairs.from_votes(votes), pairs.from_votes(constant), pairs)
 
 
-def _stages(model: Model) -> Iterable[Model]:
-    return model.stages()
-
-
 def _replay(model: Model, *, stumps: tuple[Stump, ...], pairs: Pairs) -> Iterable[Model]:
     assert isinstance(model, StumpModel)
     votes, constant = np.zeros((model.cells.count, pairs.classes)), np.zeros(pairs.classes)
     for stump in stumps:
         hedge.cast(stump, model.cells, votes, constant)
         yield _voting(model.cells, pairs, votes, constant)
-
-
-def _margins(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> Floats:
-    out = np.empty(len(table.y))
-    for k, rows, part in smooth.class_views(cover, table.y):
-        least, _ = part.minima(pairs.against(values, k))
-        out[rows] = (part.incidence @ least + pairs.against(bias, k)).min(axis=1)
-    return out
 
 
 def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> tuple[float, float] | None:
@@ -189,13 +184,9 @@ def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias
         jumps = np.where(cover.cells.first, 0.0, np.diff(values[:, 0], prepend=0.0))
         rest = bias[0] + values[cover.cells.first, 0].sum() + jumps.sum() / 2
         votes = np.abs(jumps).sum() / 2 + abs(rest)  # a jump is two stumps' worth of votes, the rest is a constant's
-        lower = max(float(_margins(table, pairs, cover, values, bias).min() / votes), 0.0) if votes > 0 else 0.0
+        margins = smooth.robust_margins(views, pairs, values, bias)
+        lower = max(float(margins.min() / votes), 0.0) if votes > 0 else 0.0
     return lower, max(upper, lower)
-
-
-def _is_tie(fitted: Fitted) -> bool:
-    assert fitted.value is not None
-    return fitted.value[0] <= 1e-9
 
 
 def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
@@ -215,7 +206,7 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambd
             fitted = fit_table(part, replace(options, nu=nu))
             tick()
             wins = fitted.model.pairs.wins(fitted.model.scores(part.X))
-            if _is_tie(fitted) or len(np.unique(wins.argmax(axis=1))) == 1:
+            if fitted.is_tie or len(np.unique(wins.argmax(axis=1))) == 1:
                 score = -1.0
                 break
             out = table.part(held)

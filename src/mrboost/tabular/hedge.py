@@ -21,7 +21,7 @@ import numpy as np
 from .cells import Cells, Floats, Ints, RangeSums
 from .cover import StumpCover
 from .models import Pairs
-from .smooth import class_views
+from .smooth import class_views, robust_margins
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,8 @@ class Game:
 
     def margins(self) -> Floats:
         """Exact robust margin of each point, for votes that count one per round."""
-        out = np.empty(len(self.y))
-        for k, rows, part in self.views:
-            others = self.pairs.others(k)
-            least, _ = part.minima(self.votes[:, [k]] - self.votes[:, others])
-            out[rows] = (part.incidence @ least + self.constant[k] - self.constant[others]).min(axis=1)
-        return out
+        votes, constant = self.pairs.from_votes(self.votes), self.pairs.from_votes(self.constant)
+        return robust_margins(self.views, self.pairs, votes, constant)
 
     def adversary(self, eta: float) -> tuple[Floats, Floats]:
         """P_t: its mass on (cell, y, y') in each column, and on the points."""
@@ -140,18 +136,16 @@ class Game:
         return mass, point
 
 
-def play(
-    game: Game, rounds: int, eta: float | None = None, tick: Callable[[], object] = lambda: None
-) -> tuple[list[Stump], tuple[float, float]]:
+def play(game: Game, rounds: int, tick: Callable[[], object] = lambda: None) -> tuple[list[Stump], tuple[float, float]]:
     """Algorithm 1 for ``rounds`` rounds: the stumps h_1 … h_T, and the interval that holds the game's value.
 
-    ``eta`` is sqrt(log|S_aug| / T) unless given; the theorem asks for at most 1 / (2 sqrt T).
+    eta is sqrt(log|S_aug| / T); the theorem asks for at most 1 / (2 sqrt T).
     """
-    step = math.sqrt(game.log_size() / rounds) if eta is None else eta
+    eta = math.sqrt(game.log_size() / rounds)
     stumps: list[Stump] = []
     upper = 1.0
     for _ in range(rounds):
-        bound, stump = best_response(game.cover, game.adversary(step)[0])
+        bound, stump = best_response(game.cover, game.adversary(eta)[0])
         upper = min(upper, bound)
         cast(stump, game.cover.cells, game.votes, game.constant)
         stumps.append(stump)

@@ -24,6 +24,7 @@ from .cover import Cover
 from .models import Pairs
 
 C = TypeVar("C", bound=Cover)
+Views = Sequence[tuple[int, Ints, Cover]]
 OWN = 3.0  # how much freer than votes the scores of single pairs are
 
 
@@ -40,8 +41,17 @@ def class_views(cover: C, y: Ints) -> list[tuple[int, Ints, C]]:
     return [(int(k), rows, cover.part(rows)) for k in np.unique(y) for rows in [np.flatnonzero(y == k)]]
 
 
+def robust_margins(views: Views, pairs: Pairs, values: Floats, bias: Floats) -> Floats:
+    """The least score of each point's class against any other over what the adversary can reach."""
+    out = np.empty(sum(len(rows) for _, rows, _ in views))
+    for k, rows, part in views:
+        least, _ = part.minima(pairs.against(values, k))
+        out[rows] = (part.incidence @ least + pairs.against(bias, k)).min(axis=1)
+    return out
+
+
 def robust_loss(
-    views: Sequence[tuple[int, Ints, Cover]], weight: Floats, pairs: Pairs, values: Floats, bias: Floats
+    views: Views, weight: Floats, pairs: Pairs, values: Floats, bias: Floats
 ) -> tuple[float, Floats, Floats]:
     """The loss above without its penalty; the adversary's mass on (cell, y, y') in each term, and on (y, y').
 
