@@ -117,15 +117,15 @@ class Square(Search):
         x, (channels, height, width) = state["x"], best.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
         query = _query(state, self.steps)
-        size, kind = sizes[query], kinds[query, None, None]
         draw = hashed_uniform(hashed(state["keys"], state["t"]), (5 + channels,)).to(x.dtype)
+        size, kind = sizes[query], (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
         fill, empty = (_window(draw[:, i], draw[:, i + 1], size, height, width) for i in (0, 2))
         row = _offsets(draw[:, 0], size, height)[:, :, None].clamp(0, table.shape[1] - 1)
         column = _offsets(draw[:, 1], size, width)[:, None, :].clamp(0, table.shape[1] - 1)
-        bump = torch.where(draw[:, 4, None, None] > 0.5, table[kind, row, column], table[kind, column, row])
         signs = (draw[:, 5:] - 0.5).sign()[:, :, None, None]
         delta = best - x
-        new = bump[:, None].to(x.dtype) * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
+        bump = table[kind, row, column][:, None].to(x.dtype)
+        new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
         spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0) / channels
         budget = (spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
         new = new / (1e-12 + _norm(new)) * budget
@@ -161,7 +161,7 @@ def _offsets(place: Tensor, size: Tensor, length: int) -> Tensor:
 def _schedule(
     steps: int, share: float, height: int, width: int, least: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query the side of its square (odd where ``least`` is 3) and the number of its bump in the table."""
+    """For each query the side of its square (odd where ``least`` is 3) and the number of its bumps in the table."""
     sides = []
     for query in range(steps + 1):
         part = share / 2 ** sum(query > bound for bound in _HALVINGS)
@@ -170,7 +170,9 @@ def _schedule(
         sides.append(min(side, height, width))
     kinds = sorted(set(sides))
     numbers = [kinds.index(side) for side in sides]
-    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), _bumps(kinds).to(device)
+    bumps = _bumps(kinds)
+    pairs = torch.stack([bumps.mT, bumps], dim=1).flatten(0, 1)  # lying and upright
+    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), pairs.to(device)
 
 
 def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Tensor, Tensor]:
