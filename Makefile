@@ -19,18 +19,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) --no-print-directory -j2 $(HALVES)
-
-# A test process keeps one core busy: two halves of the tests run side by side, each with the fixtures of its own.
-SECOND := $(patsubst %,tests/test_%.py,autoattack copies doubts kill processes studies study_plans study_runs)
-HALVES := test-first-half test-second-half
-.PHONY: $(HALVES)
-
-test-first-half: $(INSTALLED)
-	$(BIN)/pytest $(addprefix --ignore=,$(SECOND))
-
-test-second-half: $(INSTALLED)
-	$(BIN)/pytest $(SECOND)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -15,11 +15,11 @@ import logging
 import time
 from itertools import combinations, product
 
+import mrboost  # isort: skip  # noqa: F401 — before torch: it keeps idle threads from spinning
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import mrboost  # noqa: F401 — before torch: it keeps idle threads from spinning
 from mrboost.attacks import APGD, AutoAttack
 from mrboost.attacks.queue import run
 from mrboost.devices import exact_float32

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mrboost import copies, fusing
 from mrboost.copies import Copy, quick, refresh
 from mrboost.ensemble import Ensemble
-from mrboost.fusing import fuse_norm_relu, fuse_relu
+from mrboost.fusing import fuse_norm_relu, fuse_relu, pool_before_relu, thin_inputs
 from mrboost.models import build, registry
 from mrboost.models.wide_resnet import _wide_resnet
 
@@ -159,6 +159,34 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
         for tensor in network.state_dict().values():
             if tensor.is_floating_point():
                 tensor.mul_(1 + 0.2 * torch.rand_like(tensor))
+        refresh(copy)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("conv", "pool"),
+    [
+        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 2}),
+        ({"kernel_size": 5, "stride": 2, "bias": False}, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        ({"kernel_size": (3, 2), "stride": (1, 2), "dilation": (2, 1), "padding": (0, 3)}, {"kernel_size": (2, 3)}),
+        ({"kernel_size": 2, "padding": 1}, {"kernel_size": 2, "stride": 1, "dilation": 2, "ceil_mode": True}),
+    ],
+)
+def test_pools_and_first_convolutions_answer_as_before(channels: int, conv: dict, pool: dict) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(channels, 5, **conv), nn.ReLU(inplace=True), nn.MaxPool2d(**pool)]
+    network = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(10)).double().eval()
+    x = torch.rand(6, channels, 13, 12, dtype=torch.float64)
+    network(x)
+    network.requires_grad_(False)
+    copy = Copy(network, passes=(pool_before_relu, thin_inputs))
+    assert {"_PoolRelu", "_ThinConv"} < {type(part).__name__ for part in copy.modules()}
+    assert not any(isinstance(part, nn.ReLU) for part in copy.modules())
+    for _ in range(2):
+        assert (copy(x) - network(x)).norm() < 1e-9
+        for mine, theirs in zip(copies._answer(copy, x), copies._answer(network, x), strict=True):
+            assert (mine - theirs).norm() < 1e-9 * theirs.norm()
+        network[0].weight.mul_(2)
         refresh(copy)
 
 

@@ -210,7 +210,9 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("number", [Fraction, np.float32, np.float64, np.array, torch.tensor], ids=repr)
+@pytest.mark.parametrize(
+    "number", [Fraction, np.float32, np.float64, np.array, torch.tensor], ids=lambda number: number.__name__
+)
 def test_any_number_is_a_radius(number, model, batch) -> None:
     x, y = batch[0][:8], batch[1][:8]
     wanted = mrboost.evaluate(model, x, y, "pgd-2", eps=0.125, check=False)

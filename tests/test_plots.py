@@ -20,3 +20,11 @@ def test_time_runs_on_from_round_to_round() -> None:
     assert plots._along(rows, "minutes") == [1.0, 2.0, 4.0, 6.0]
     assert plots._along(rows, "epoch") == [1, 2, 3, 4]
     assert "minutes of training" in plots.training_curves({"mrboost": rows}, "validation", over="minutes")
+
+
+def test_the_path_of_a_run_leaves_room_for_its_lines() -> None:
+    runs = {f"{'/somewhere' * 20}/seed{seed}": [_row(1)] * 3 for seed in (0, 1)}
+    for svg in (plots.training_curves(runs, "validation"), plots.loss_curves(runs)):  # matplotlib warns without room
+        assert "<!-- …" in svg
+        assert "/somewhere/seed1" in svg
+        assert "/somewhere" * 5 not in svg

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -25,6 +24,9 @@ from .evaluation import evaluate
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
 from .training import VALIDATION_STEPS, fit
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def boost(

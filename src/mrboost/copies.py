@@ -1,9 +1,10 @@
 """A copy of a network that answers as it does, sooner: what attacks and searches run on.
 
-``quick`` traces the network and makes a copy with BatchNorm folded into the layers before it, in channels-last memory
-and, on a CUDA device, in half precision with convolutions and what follows them fused. Its weights need no gradient. A
-copy is used only where it answers as the network does, gradients included; otherwise the network itself is. ``refresh``
-brings a copy up to the present weights of a network that is being trained, in place.
+``quick`` traces the network and makes a copy with BatchNorm folded into the layers before it, in channels-last memory,
+with less to do around pooling and the images, or on a CUDA device in half precision with convolutions and what follows
+them fused. Its weights need no gradient. A copy is used only where it answers as the network does, gradients included;
+otherwise the network itself is. ``refresh`` brings a copy up to the present weights of a network that is being trained,
+in place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from .devices import device_of
 from .ensemble import Ensemble, Mixture
-from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu
+from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu, pool_before_relu, thin_inputs
 from .threat import wide
 
 Model = Callable[[Tensor], Tensor]
@@ -38,7 +39,9 @@ def quick(model: Model, x: Tensor) -> Model:
     wanted = _answer(model, sample)
     if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
         return model
-    for passes in ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((),):
+    for passes in (
+        ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((pool_before_relu, thin_inputs), ())
+    ):
         try:
             with redirect_stderr(StringIO()):  # where a traced network fails, torch prints its source
                 copy = _copy(model, half=x.is_cuda, passes=passes)

@@ -12,15 +12,16 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import InputError, LostProcessError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric  # it takes a second to load: not before somebody needs one
 
 _PATIENCE = timedelta(hours=12)
 """How long processes wait for each other: shares of an evaluation can take unequal time."""
@@ -45,6 +46,9 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
 
     ``together``: if torchrun started this process, it joins the others, and each has a device of its own.
     """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     kind, _, index = device.partition(":")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -72,6 +73,28 @@ def fuse_norm_relu(model: fx.GraphModule) -> None:
             model.graph.erase_node(node)
 
 
+def pool_before_relu(model: fx.GraphModule) -> None:
+    """``maxpool(relu(x))`` becomes ``relu(maxpool(x))``: the same, gradients included, with less to do."""
+    modules, uses = dict(model.named_modules()), _uses(model)
+    for node in list(model.graph.nodes):
+        pool, relu = modules.get(str(node.target)), next(iter(node.args), None)
+        if not isinstance(pool, nn.MaxPool2d) or pool.return_indices or not isinstance(relu, fx.Node):
+            continue
+        if _is_relu(relu, modules) and len(relu.users) == 1 and uses[node.target] == 1:
+            model.set_submodule(str(node.target), _PoolRelu(pool))
+            relu.replace_all_uses_with(relu.args[0])  # type: ignore[arg-type]
+            model.graph.erase_node(relu)
+
+
+def thin_inputs(model: fx.GraphModule) -> None:
+    """Convolutions of grey or coloured images get a pass back of their own: oneDNN's is made for 16 channels."""
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, nn.Conv2d) or layer.in_channels > 3 or layer.groups > 1:
+            continue
+        if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            model.set_submodule(name, _ThinConv(layer))
+
+
 def _uses(model: fx.GraphModule) -> Counter[object]:
     return Counter(node.target for node in model.graph.nodes if node.op == "call_module")
 
@@ -121,6 +144,74 @@ class _FusedConv(torch.autograd.Function):
             through, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
         )
         return into, None, None, through if ctx.added else None, None
+
+
+class _PoolRelu(nn.Module):
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        how = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        self.how = (*([value, value] if isinstance(value, int) else [*value] for value in how), pool.ceil_mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _FusedPool.apply(x, self.how)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _FusedPool(torch.autograd.Function):
+    """Keeps the largest of each window and where it was; nothing of the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: Any) -> Tensor:
+        if not ctx.needs_input_grad[0] and how == ([2, 2], [2, 2], [0, 0], [1, 1], False):
+            rows = torch.maximum(x[:, :, :-1:2], x[:, :, 1::2])  # where it was does not matter
+            return torch.maximum(rows[..., :-1:2], rows[..., 1::2]).relu_()
+        y: Tensor
+        y, places = torch.ops.aten.max_pool2d_with_indices(x, *how)
+        ctx.how, ctx.shape = how, x.shape
+        ctx.save_for_backward(y.relu_(), places)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        y, places = ctx.saved_tensors
+        through = torch.ops.aten.threshold_backward(gradient.contiguous(memory_format=torch.channels_last), y, 0)
+        x = torch.empty(ctx.shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last)
+        return torch.ops.aten.max_pool2d_with_indices_backward(through, x, *ctx.how, places), None
+
+
+class _ThinConv(nn.Module):
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = (conv.stride, conv.padding, conv.dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _SpreadConv.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _SpreadConv(torch.autograd.Function):
+    """With gradients in the images only: one product for all places of the kernel, each added where it belongs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
+        ctx.how, ctx.shape = how, x.shape
+        ctx.save_for_backward(weight)
+        return torch.conv2d(x, weight, bias, *how)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,), (stride, padding, dilation) = ctx.saved_tensors, ctx.how
+        count, channels, height, width = ctx.shape
+        kernels, pixels = weight.movedim(0, -1).flatten(0, -2), gradient.movedim(1, -1).flatten(0, -2)
+        parts = (kernels @ pixels.T).view(*weight.shape[1:], count, *gradient.shape[2:])
+        into = gradient.new_zeros(channels, count, height + 2 * padding[0], width + 2 * padding[1])
+        for i, j in product(*map(range, weight.shape[2:])):
+            rows, columns = (
+                slice(start, start + s * size, s)
+                for start, s, size in zip((i * dilation[0], j * dilation[1]), stride, gradient.shape[2:], strict=True)
+            )
+            into[:, :, rows, columns] += parts[:, i, j]
+        top, left = padding
+        return into[:, :, top : top + height, left : left + width].transpose(0, 1).contiguous(), None, None, None
 
 
 class _NormRelu(nn.Module):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from .attacks import Attack, AutoAttack, Square, Transfer
@@ -15,6 +15,9 @@ from .doubts import Doubt, contradictions, left
 from .errors import InputError
 from .outcomes import Evaluation, Outcome, Stage, wilson_interval
 from .storage import State
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)

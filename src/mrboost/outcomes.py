@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import scipy
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from .doubts import Doubt
@@ -158,7 +158,9 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
     pairs = list(zip(first, second, strict=True))
     only_first, only_second = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
     differing = only_first + only_second
-    return Comparison(only_first, only_second, float(binomtest(only_first, differing).pvalue) if differing else 1.0)
+    return Comparison(
+        only_first, only_second, float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0
+    )
 
 
 def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:

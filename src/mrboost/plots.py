@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, cycle, pairwise
+from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -15,6 +15,11 @@ Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
 """The epochs of each run, as its metrics.jsonl has them."""
 
 _AXES = {"epoch": "epoch", "minutes": "minutes of training and validation"}
+
+_WIDEST = 40
+"""Letters of a label; of a longer one, a folder's path, the end."""
+
+T = TypeVar("T")
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
 
@@ -42,7 +47,7 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
     """Clean and robust accuracy on the held-out images over the epochs, or over the minutes; one colour per run."""
     size = (5.4, 3.5 + 0.16 * len(metrics))  # the legend lies below
     figure, axes = _axes(f"Training: accuracy on {held_out} images", _AXES[over], "accuracy, %", size)
-    for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
+    for color, label, rows in _coloured(metrics):
         along, marker = _along(rows, over), _marker(rows)
         for key, name, style, width in (
             ("clean", "clean", "--", 1.2), ("robust", "PGD-20", "-", 1.8), ("train_robust", None, ":", 1),
@@ -62,7 +67,7 @@ def loss_curves(metrics: Metrics) -> str:
     """The training loss over the epochs; losses of different recipes are not comparable in height."""
     size = (5.4, 3.5 + 0.16 * len(metrics))  # as tall as its neighbour
     figure, axes = _axes("Training: loss on perturbed images", _AXES["epoch"], "loss", size)
-    for color, (label, rows) in zip(_cycle(len(metrics)), metrics.items(), strict=True):
+    for color, label, rows in _coloured(metrics):
         losses = [row["loss"] for row in rows]
         axes.plot(_along(rows, "epoch"), losses, color=color, lw=1.6, marker=_marker(rows), ms=4, label=label)
     _below(axes, True)
@@ -88,7 +93,7 @@ def _below(axes: Any, whole: bool) -> None:
 def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str) -> str:
     """Accuracy and 95 % interval against the radius of the attack, with the training radii marked."""
     figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
-    for color, (label, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
+    for color, label, points in _coloured(curves):
         radii = [point[0] for point in points]
         axes.plot(radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label)
         low, high = ([100 * point[2][end] for point in points] for end in (0, 1))
@@ -107,7 +112,7 @@ def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: st
     several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
     size = (5.4, 3.4 + 0.08 * len(several))  # the legend lies below
     figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size)
-    for color, (label, rows) in zip(_cycle(len(several)), several.items(), strict=True):
+    for color, label, rows in _coloured(several):
         members = [row["round"] for row in rows]
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]
@@ -121,7 +126,7 @@ def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[floa
     """The share of attacked images whose margin is at most m, against m; each run at its training radius."""
     radius = f"eps = {trained[0]:g}" if len(trained) == 1 else "at the training eps"
     figure, axes = _axes(f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %")
-    for color, (label, values) in zip(_cycle(len(margins)), margins.items(), strict=True):
+    for color, label, values in _coloured(margins):
         ordered = sorted(values)
         share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
         axes.step([-1.0, *ordered, 1.0], [0.0, *share, 100.0], where="post", color=color, label=label)
@@ -144,7 +149,7 @@ def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels
 def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False) -> str:
     """One line for each label over 1, 2, 3 …"""
     figure, axes = _axes(title, *labels)
-    for color, (label, row) in zip(_cycle(len(values)), values.items(), strict=True):
+    for color, label, row in _coloured(values):
         axes.plot(range(1, len(row) + 1), row, color=color, lw=1.6, label=label)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
@@ -152,5 +157,7 @@ def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, log
     return _svg(figure)
 
 
-def _cycle(count: int) -> list[str]:
-    return [COLORS[i % len(COLORS)] for i in range(count)]
+def _coloured(rows: Mapping[str, T]) -> Iterator[tuple[str, str, T]]:
+    """A colour, a label that leaves room for the lines, and what it labels."""
+    for color, (label, row) in zip(cycle(COLORS), rows.items()):
+        yield color, label if len(label) <= _WIDEST else f"…{label[1 - _WIDEST :]}", row

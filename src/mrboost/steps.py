@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from . import average
@@ -29,6 +28,9 @@ from .errors import InputError
 from .fast import Replay
 from .samplers import Sample, Turn
 from .seeds import Share, derive
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 def resolvable(attack: PGD, numbers: int) -> PGD:
@@ -78,6 +80,8 @@ class Step:
         self._move: Callable[..., Sample] = self._sample
         self._train: Callable[..., Sample] = self._step
         if self._copies is not None and fabric.device.type == "cuda" and capture:
+            from lightning_fabric.strategies.ddp import DDPStrategy
+
             generators, strict = [self._generator, self._own], config.fast == "on"
             if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
                 self._move = Replay(self._sample, generators, say, strict=strict)

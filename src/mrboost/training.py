@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 from tqdm import tqdm
 
@@ -30,6 +29,9 @@ from .runs import Run
 from .seeds import derive, global_stream
 from .steps import Step
 from .storage import State
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 VALIDATION_STEPS = 20
 _FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the device

@@ -8,7 +8,7 @@ and those of the least cross-entropy (a soft average of the margins) a convex on
 from __future__ import annotations
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from torch import Tensor
 

@@ -93,7 +93,7 @@ class Square(Search):
         x, (channels, height, width) = state["x"], best.shape[1:]
         size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][_query(state, self.steps)]
         draw = hashed_uniform(hashed(state["keys"], state["t"]), (2 + channels,)).to(x.dtype)
-        inside = _window(draw[:, 0], draw[:, 1], size, height, width)
+        inside = _windows(draw[:, :2], size, height, width)
         change = 2 * self.eps * (draw[:, 2:] - 0.5).sign()[:, :, None, None]
         return self.threat.project(best + change * inside, x)
 
@@ -117,15 +117,15 @@ class Square(Search):
         x, (channels, height, width) = state["x"], best.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
         query = _query(state, self.steps)
-        size, kind = sizes[query], kinds[query, None, None]
         draw = hashed_uniform(hashed(state["keys"], state["t"]), (5 + channels,)).to(x.dtype)
-        fill, empty = (_window(draw[:, i], draw[:, i + 1], size, height, width) for i in (0, 2))
-        row = _offsets(draw[:, 0], size, height)[:, :, None].clamp(0, table.shape[1] - 1)
-        column = _offsets(draw[:, 1], size, width)[:, None, :].clamp(0, table.shape[1] - 1)
-        bump = torch.where(draw[:, 4, None, None] > 0.5, table[kind, row, column], table[kind, column, row])
+        size, kind = sizes[query], (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
+        fill, empty = _windows(draw[:, :4], size, height, width).chunk(2, dim=1)
+        row = _offsets(draw[:, :1], size, height).mT.clamp(0, table.shape[1] - 1)
+        column = _offsets(draw[:, 1:2], size, width).clamp(0, table.shape[1] - 1)
         signs = (draw[:, 5:] - 0.5).sign()[:, :, None, None]
         delta = best - x
-        new = bump[:, None].to(x.dtype) * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
+        bump = table[kind, row, column][:, None].to(x.dtype)
+        new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
         spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0) / channels
         budget = (spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
         new = new / (1e-12 + _norm(new)) * budget
@@ -144,24 +144,24 @@ def _norm(delta: Tensor) -> Tensor:
     return delta.square().sum(dim=(2, 3), keepdim=True).sqrt()
 
 
-def _window(top: Tensor, left: Tensor, size: Tensor, height: int, width: int) -> Tensor:
-    """``(N, 1, H, W)``: 1 in a square of each lane's size at a place given by two numbers in (0, 1)."""
-    rows, columns = _offsets(top, size, height), _offsets(left, size, width)
-    inside = [(offset >= 0) & (offset < size[:, None]) for offset in (rows, columns)]
-    return (inside[0][:, None, :, None] & inside[1][:, None, None, :]).to(top.dtype)
+def _windows(places: Tensor, size: Tensor, height: int, width: int) -> Tensor:
+    """``(N, P, H, W)``: 1 in squares of each lane's size at P places, each given by two numbers in (0, 1)."""
+    rows, columns = _offsets(places[:, ::2], size, height), _offsets(places[:, 1::2], size, width)
+    inside = [(offset >= 0) & (offset < size[:, None, None]) for offset in (rows, columns)]
+    return (inside[0][..., None] & inside[1][:, :, None]).to(places.dtype)
 
 
-def _offsets(place: Tensor, size: Tensor, length: int) -> Tensor:
-    """``(N, length)``: the distance of each pixel from the first one of the square."""
-    first = (place * (length - size)).long()
-    return torch.arange(length, device=place.device) - first[:, None]
+def _offsets(places: Tensor, size: Tensor, length: int) -> Tensor:
+    """``(N, P, length)``: the distance of each pixel from the first one of the square."""
+    first = (places * (length - size)[:, None]).long()
+    return torch.arange(length, device=places.device) - first[..., None]
 
 
 @lru_cache
 def _schedule(
     steps: int, share: float, height: int, width: int, least: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query the side of its square (odd where ``least`` is 3) and the number of its bump in the table."""
+    """For each query the side of its square (odd where ``least`` is 3) and the number of its bumps in the table."""
     sides = []
     for query in range(steps + 1):
         part = share / 2 ** sum(query > bound for bound in _HALVINGS)
@@ -170,7 +170,9 @@ def _schedule(
         sides.append(min(side, height, width))
     kinds = sorted(set(sides))
     numbers = [kinds.index(side) for side in sides]
-    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), _bumps(kinds).to(device)
+    bumps = _bumps(kinds)
+    pairs = torch.stack([bumps.mT, bumps], dim=1).flatten(0, 1)  # lying and upright
+    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), pairs.to(device)
 
 
 def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Tensor, Tensor]:

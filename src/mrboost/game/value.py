@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from mrboost.errors import InputError
