@@ -19,7 +19,7 @@ from mrboost.attacks.queue import run
 from mrboost.attacks.square import _bumps, _schedule
 from mrboost.copies import quick
 from mrboost.errors import InputError
-from mrboost.losses import dlr
+from mrboost.losses import dlr, margin
 from mrboost.models import build
 from mrboost.seeds import hashed, hashed_uniform, image_keys
 from mrboost.threat import ball
@@ -208,6 +208,31 @@ def test_square_perturbations_are_extreme(model, batch) -> None:
     far = (Square(0.7, "L2", steps=30)(model, x, y) - x).flatten(1).norm(dim=1)
     assert (far <= 0.7 + 1e-5).all()
     assert far.max() > 0.3
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.7)])
+def test_square_does_not_ask_twice_for_the_same_image(norm: str, eps: float, model, batch) -> None:
+    """Another answer about the image that it has would change nothing, so none is asked for; and all others are."""
+    x, y = batch[0][:12], batch[1][:12]
+    search, twin, seen = Square(eps, norm, steps=400), deepcopy(model).double(), 0
+
+    def counted(images: Tensor) -> Tensor:
+        nonlocal seen
+        seen += len(images)
+        return twin(images)
+
+    keys = image_keys(0, x)
+    state = search.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
+    every = dict(state)
+    for _ in range(search.evaluations()):
+        state = search.step(counted, state)
+        asked = margin(twin(every["trial"]), y, reduction="none")
+        better = asked > every["margin"]
+        every["found"] = torch.where(better[:, None, None, None], every["trial"], every["found"])
+        every["margin"], every["trial"] = torch.where(better, asked, every["margin"]), state["trial"]
+        assert torch.equal(state["found"], every["found"])
+    share = seen / (12 * search.evaluations())
+    assert share < 0.9 if norm == "Linf" else share > 0.9
 
 
 def test_hashed_streams() -> None:

@@ -5,8 +5,11 @@ from importlib import import_module
 from typing import Any
 
 # Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a core, small networks
-# train many times slower for it. Sleeping costs them a third on an idle machine. A setting of the user's stays.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# are many times slower for it; asleep they lose a third on an idle machine. So they spin for a moment, where that can
+# be said (by GNU's OpenMP, torch's own on Linux), and sleep. A setting of the user's stays.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from . import attacks, data, game, losses, models, recipes
 from .boosting import boost
