@@ -116,7 +116,8 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     spent = torch.zeros_like(wanted)
     for _ in range(_NEWTON_STEPS):
         move = spent * speed
-        rate = pace.where(move < room, 0).sum(dim=1, keepdim=True)
+        free = move < room
+        rate = (pace * free).sum(dim=1, keepdim=True)
         reached = (price * torch.minimum(move, room)).sum(dim=1, keepdim=True)
         spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
     return (downhill * torch.minimum(spent * speed, room)).view_as(start)
