@@ -15,7 +15,7 @@ import logging
 import time
 from itertools import combinations, product
 
-import mrboost  # isort: skip  # noqa: F401 — before torch: it keeps idle threads from spinning
+import mrboost  # isort: skip  # noqa: F401 — before torch, as in the command: it says how idle threads wait
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import cycle, islice
 
+import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import mrboost
 from mrboost import models, recipes
 from mrboost.attacks import attacked
 from mrboost.config import Config, resolve
