@@ -10,7 +10,6 @@ from types import ModuleType
 
 import pytest
 
-import mrboost
 from mrboost.attacks import PGD
 
 ROOT = Path(__file__).parents[1]
@@ -49,22 +48,6 @@ def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: py
     *_, row = capsys.readouterr().out.splitlines()
     clean = [float(cell.split("/")[0]) for cell in row.split("|")[2:-1]]
     assert clean[1] < 30 < 60 < clean[2] < clean[5]
-
-
-def test_joined(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Members that were trained apart answer together with their mean logits."""
-    runs = [str(tmp_path / f"seed{seed}") for seed in (0, 1)]
-    for seed, run in enumerate(runs):
-        mrboost.boost("at", "digits", epochs=1, seed=seed, out=run, device="cpu")
-    asked = ["joined.py", *runs, "--attack", "fgsm", "--all", "pgd-2", "--n", "20", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", asked)
-    load(ROOT / "examples" / "joined.py").main()
-    printed = capsys.readouterr().out
-    test = mrboost.data.load("digits").test
-    both = mrboost.Ensemble([member for run in runs for member in mrboost.load(run)])
-    clean = mrboost.evaluate(both, test, attack=(), eps=0.1, check=False)["clean"].accuracy
-    assert f"clean            {clean:.2%}" in printed.split("2 together")[1]
-    assert "all, 20 images" in printed
 
 
 def test_the_rules_that_choose_an_epoch() -> None:

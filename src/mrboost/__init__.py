@@ -17,6 +17,7 @@ from .curves import robustness_curve
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import evaluate
+from .joined import join
 from .outcomes import Evaluation, compare
 from .recipes import Recipe
 from .runs import load
@@ -35,6 +36,7 @@ __all__ = [
     "data",
     "evaluate",
     "game",
+    "join",
     "load",
     "losses",
     "models",

@@ -77,6 +77,7 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     for add in (
         _train_command,
         _evaluate_command,
+        _join_command,
         _reweight_command,
         _report_command,
         _study_command,
@@ -191,6 +192,15 @@ def _evaluate_command(sub: Any) -> _Parser:
     return p
 
 
+def _join_command(sub: Any) -> _Parser:
+    p = _command(sub, "join", "Networks that were trained apart as one ensemble: a run folder like any other.")
+    p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote, of one model and dataset")
+    p.add_argument("--out", type=Path, metavar="DIR", required=True, help="run folder of the ensemble")
+    _imports(p)
+    p.add_argument("--json", action="store_true", help="print one JSON document")
+    return p
+
+
 def _reweight_command(sub: Any) -> _Parser:
     p = _command(
         sub,
@@ -266,6 +276,12 @@ def _command(sub: Any, name: str, description: str) -> _Parser:
 def _shared(p: _Parser) -> None:
     p.add_argument("--device", default="auto", metavar="D", help="auto (default), cpu, cuda, cuda:1 or mps")
     _data_place(p)
+    _imports(p)
+    p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    p.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def _imports(p: _Parser) -> None:
     p.add_argument(
         "--import",
         dest="imports",
@@ -274,8 +290,6 @@ def _shared(p: _Parser) -> None:
         metavar="MODULE",
         help="import this first: a module of yours, by name or path, that registers models",
     )
-    p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    p.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
 def _data_place(p: _Parser) -> None:

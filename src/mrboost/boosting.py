@@ -114,8 +114,8 @@ def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
         raise InputError(f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume")
     mine, other = ({**config, "input": config["input"]["fingerprint"]} for config in (description, source.config))
     for key in ("input", "model", "seed", "validation", "select_on"):  # the last three: the images that are held out
-        if mine[key] != other[key]:
-            differ = f"its {key} is {other[key]!r}, here it is {mine[key]!r}: give the same"
+        if mine[key] != other.get(key):
+            differ = f"its {key} is {other.get(key)!r}, here it is {mine[key]!r}: give the same"
             raise InputError(f"the run in {str(source.folder)!r} cannot be the first round: {differ}")
     return {"run": str(source.folder.absolute()), "of": source.fingerprint("best", 1)}
 
@@ -126,11 +126,7 @@ def _adopt(run: runs.Run, first: dict[str, str]) -> None:
     if source.fingerprint("best", 1) != first["of"]:
         raise InputError(f"the first round in {first['run']!r} has changed since this run was started: start a new one")
     run.rewind_metrics(0, 0)
-    for row in source.metrics():
-        if row["round"] == 1:
-            run.log(row)
-    best, last = (source.load_member(1, which).state_dict() for which in ("best", "last"))
-    run.save_member(1, best, last)
+    run.adopt(source, 1)
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""The command line: ``mrboost train | evaluate | reweight | report | study | recipes | data``.
+"""The command line: ``mrboost train | evaluate | join | reweight | report | study | recipes | data``.
 
 Every mistake of the user ends in one line on standard error and exit status 2.
 """
@@ -30,6 +30,7 @@ from .comparison import curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
+from .joined import join
 from .measured import UnfinishedError
 from .outcomes import Evaluation, format_eps
 from .results import clear, evaluate_run, place_of, reweight_run
@@ -82,6 +83,8 @@ def _train(options: argparse.Namespace) -> None:
         if not (options.resume and options.out):
             raise InputError("give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)")
         config = Run.open(options.out).config
+        if "joined" in config:
+            raise InputError(f"{str(options.out)!r} joins networks that were trained apart: train those, and join them")
         name, source = config["recipe"]["name"], config["data"] if source is None else source
         data_dir = config.get("data_dir") if data_dir is None else data_dir
         said = as_said(config) | said
@@ -189,6 +192,15 @@ def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list
     if 0 < members < planned and is_first_process():
         print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
     return kinds, stages
+
+
+def _join(options: argparse.Namespace) -> None:
+    members = len(join(options.targets, options.out))
+    if options.json:
+        print(json.dumps({"run": str(options.out), "members": members}, indent=2))
+    else:
+        print(f"joined {members} networks: {options.out}")
+        print(f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged")
 
 
 def _reweight(options: argparse.Namespace) -> None:
@@ -328,6 +340,7 @@ GOES_ON = {
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
+    "join": _join,
     "reweight": _reweight,
     "report": _report,
     "study": _study,

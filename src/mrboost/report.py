@@ -254,7 +254,7 @@ def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | No
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     keys = (
         *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
-        *("validation", "select_on", "first", "eps"),
+        *("validation", "select_on", "first", "joined", "eps"),
     )
     parts = ("steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
     rows = []
@@ -262,6 +262,7 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
         inner = {"recipe": "summary", "first": "run"}.get(key)
         values = [(as_said(run.config) if key in parts else run.config).get(key) for run in runs]
         values = [value[inner] if inner and value else value for value in values]
+        values = [", ".join(part["run"] for part in value) if key == "joined" and value else value for value in values]
         if all(value is None for value in values) or (key in parts and not any(values)):
             continue
         rows.append([key, *(escape(str(value)) for value in values)])

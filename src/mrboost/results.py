@@ -91,8 +91,9 @@ def reweight_run(
     if not isinstance(model, Ensemble) or len(model) < 2:
         kind = "a randomised classifier" if isinstance(model, Mixture) else "one network"
         raise InputError(f"{str(run.folder)!r} holds {kind}: there is nothing to weigh")
-    if run.config["select_on"] != "validation":
-        raise InputError(f"the run in {str(run.folder)!r} held no images out, and test images must not be learned from")
+    if run.config["select_on"] != "validation" or not run.config["validation"]:
+        kept = "no images that all networks of it held out" if "joined" in run.config else "no images that it held out"
+        raise InputError(f"the run in {str(run.folder)!r} has {kept}, and no others may be learned from")
     dataset = load_data(run, data_dir, verify=verify)
     _, held_out = hold_out(dataset.train, run.config["validation"], derive(run.config["seed"], "hold out"))
     place = model.weights.device

@@ -178,6 +178,15 @@ class Run:
         write_tensors(self._member(round_, "last"), last, {})
         write_tensors(self._member(round_, "best"), best, {})
 
+    def adopt(self, source: Run, round_: int) -> None:
+        """A finished round of another run as the next one of this."""
+        mine = self.rounds_done() + 1
+        for row in source.metrics():
+            if row["round"] == round_:
+                self.log(row | {"round": mine})
+        best, last = (source.load_member(round_, which).state_dict() for which in ("best", "last"))
+        self.save_member(mine, best, last)
+
     def rounds_done(self) -> int:
         done = 0
         while self._member(done + 1, "best").exists():

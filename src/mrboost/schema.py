@@ -36,13 +36,8 @@ _CONFIG: dict[str, Check] = {
     "data": _text,
     "model": _text,
     "rounds": _whole(1, 100_000),
-    "epochs": _whole(1, 10_000_000),
     "eps": lambda value: _number(value) and value > 0,
     "norm": _text,
-    "step_size": _number,
-    "batch_size": _whole(1, 10_000_000),
-    "lr": _number,
-    "seed": _whole(0, 2**63),
     "validation": _whole(0, 10**12),
     "select_on": _text,
     "input.shape": _image_shape,
@@ -50,6 +45,13 @@ _CONFIG: dict[str, Check] = {
     "input.fingerprint": _text,
     "versions.mrboost": _text,
     "versions.torch": _text,
+}
+_TRAINING: dict[str, Check] = {
+    "epochs": _whole(1, 10_000_000),
+    "step_size": _number,
+    "batch_size": _whole(1, 10_000_000),
+    "lr": _number,
+    "seed": _whole(0, 2**63),
 }
 _EVALUATION: dict[str, Check] = {
     "weights": _text, "members": _whole(1, 100_000), "n": _whole(1, 10**12), "outcomes": lambda v: isinstance(v, list),
@@ -63,9 +65,11 @@ _OUTCOME: dict[str, Check] = {
 def check_config(config: dict[str, Any], path: Path) -> None:
     if config.get("format", FORMAT) != FORMAT:
         raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
-    _check(config, _CONFIG, f"{path} is not a run's configuration")
+    _check(config, _CONFIG if "joined" in config else _CONFIG | _TRAINING, f"{path} is not a run's configuration")
     if not isinstance(config.get("data_dir", ""), str):
         raise InputError(f"{path} is not a run's configuration: data_dir is {config['data_dir']!r}")
+    for part in config.get("joined", []):
+        _check(part, {"run": _text}, f"{path} is not a run's configuration: joined")
     if "first" in config:
         _check(config["first"], {"run": _text, "of": _text}, f"{path} is not a run's configuration: first")
 
