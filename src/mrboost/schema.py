@@ -51,6 +51,7 @@ _CONFIG: dict[str, Check] = {
     "versions.mrboost": _text,
     "versions.torch": _text,
 }
+_CONFIG_MAY: dict[str, Check] = {"data_dir": _text, "train_images": _whole(1, 10**12)}
 _EVALUATION: dict[str, Check] = {
     "weights": _text, "members": _whole(1, 100_000), "n": _whole(1, 10**12), "outcomes": lambda v: isinstance(v, list),
 }  # fmt: skip
@@ -63,11 +64,10 @@ _OUTCOME: dict[str, Check] = {
 def check_config(config: dict[str, Any], path: Path) -> None:
     if config.get("format", FORMAT) != FORMAT:
         raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
-    _check(config, _CONFIG, f"{path} is not a run's configuration")
-    if not isinstance(config.get("data_dir", ""), str):
-        raise InputError(f"{path} is not a run's configuration: data_dir is {config['data_dir']!r}")
+    where = f"{path} is not a run's configuration"
+    _check(config, _CONFIG | {name: check for name, check in _CONFIG_MAY.items() if name in config}, where)
     if "first" in config:
-        _check(config["first"], {"run": _text, "of": _text}, f"{path} is not a run's configuration: first")
+        _check(config["first"], {"run": _text, "of": _text}, f"{where}: first")
 
 
 def check_results(results: dict[str, Any], path: Path) -> None:
