@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 import mrboost
+from _jobs import side_by_side
 from mrboost.data import Dataset, Split, hold_out
-from mrboost.devices import side_by_side
 
 ROUNDS = 5
 METHODS: dict[str, tuple[str, int, float | None, float]] = {

@@ -14,7 +14,7 @@ import mrboost
 from mrboost.attacks import PGD
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 
 
 def load(path: Path) -> ModuleType:
