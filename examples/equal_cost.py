@@ -20,9 +20,9 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
 
-import mrboost
 from _jobs import side_by_side
 from mrboost.data import Dataset, Split, hold_out
 

@@ -31,6 +31,13 @@ def test_it_can_be_imported(path: Path) -> None:
     assert callable(load(path).main)
 
 
+@pytest.mark.parametrize("path", [*EXAMPLES, *(ROOT / "benchmarks").glob("*.py")], ids=lambda path: path.stem)
+def test_it_loads_mrboost_before_torch(path: Path) -> None:
+    """As the command does: mrboost says how idle threads wait, and torch reads that once."""
+    names = re.findall(r"^(?:import|from) (mrboost|torch)\b", path.read_text(), re.MULTILINE)
+    assert names[0] == "mrboost"
+
+
 def test_the_documentation_names_no_other() -> None:
     named = {
         name
