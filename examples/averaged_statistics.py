@@ -13,12 +13,12 @@ import argparse
 from collections import deque
 from copy import deepcopy
 
+import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import mrboost
 from mrboost.attacks import PGD
 from mrboost.average import BATCHES, Average
 from mrboost.schedules import OneCycle

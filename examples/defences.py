@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import mrboost
+from _jobs import side_by_side
 from mrboost import recipes
 from mrboost.attacks import Gaussian
 from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
-from mrboost.devices import side_by_side
 from mrboost.losses import Smoothed, margin_cross_entropy, margin_kl_divergence
 from mrboost.objectives import OnPerturbed, Trades
 from mrboost.samplers import Diverge

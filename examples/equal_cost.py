@@ -20,11 +20,11 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
 
-import mrboost
+from _jobs import side_by_side
 from mrboost.data import Dataset, Split, hold_out
-from mrboost.devices import side_by_side
 
 ROUNDS = 5
 METHODS: dict[str, tuple[str, int, float | None, float]] = {

@@ -268,6 +268,7 @@ def test_damaged_runs_are_refused(run: Path, file: str, content: bytes, message:
     ("key", "value"),
     [
         ("model", []), ("input", 3), ("rounds", "many"), ("eps", "a"), ("norm", None), ("data_dir", 7),
+        ("train_images", "many"),
         ("input.shape", [1, 8]), ("input.shape", [1, 8, 10**9]), ("input.classes", 10**9), ("input.classes", -1),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from mrboost.attacks import PGD
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 
 
 def load(path: Path) -> ModuleType:
@@ -28,6 +28,13 @@ def load(path: Path) -> ModuleType:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_can_be_imported(path: Path) -> None:
     assert callable(load(path).main)
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, *(ROOT / "benchmarks").glob("*.py")], ids=lambda path: path.stem)
+def test_it_loads_mrboost_before_torch(path: Path) -> None:
+    """As the command does: mrboost says how idle threads wait, and torch reads that once."""
+    names = re.findall(r"^(?:import|from) (mrboost|torch)\b", path.read_text(), re.MULTILINE)
+    assert names[0] == "mrboost"
 
 
 def test_the_documentation_names_no_other() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +13,11 @@ import mrboost
 from mrboost import studies
 from mrboost.attacks import PGD
 from mrboost.cli import main
-from mrboost.config import resolve
+from mrboost.config import Options, resolve
 from mrboost.data import Dataset, Split
 from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
+from mrboost.runs import Run, describe
 from mrboost.studies import running
 
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
@@ -62,26 +65,88 @@ def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsy
     assert not (tmp_path / "o").exists()
 
 
-def test_options_that_a_run_was_not_made_with_are_not_taken_for_its_own(tmp_path) -> None:
-    def request(**options) -> studies.Request:
-        return studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+OTHERS = {
+    "eps": 0.2, "norm": "L2", "steps": 3, "step_size": 0.01, "batch_size": 64, "lr": 0.05, "later_lr": 0.01,
+    "validation": 20, "select_on": "test", "precision": "32-true", "fast": "off", "schedule": "one-cycle", "ema": 0.9,
+    "clip": 1.0, "awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "padding": 2, "flip": None,
+}  # fmt: skip
+IN_THE_NAME = {"model", "rounds", "epochs", "later_epochs", "seed"}
 
-    def training(recipe: str, **options):
-        return next(t for t in request(**options).trainings() if t.recipe.name == recipe)
 
-    slow = training("mrboost", later_lr=0.01)
-    mrboost.boost(slow.recipe, "digits", out=slow.folder, device="cpu", **slow.options)
-    assert slow.run() is not None
-    for options in ({}, {"later_lr": 0.02}, {"later_lr": 0.01, "clip": 1.0}, {"later_lr": 0.01, "ema": 0.9}):
-        with pytest.raises(InputError, match="another configuration"):
-            training("mrboost", **options).run()
-    others = {"eps": 0.2, "lr": 0.05, "select_on": "test", "padding": 1, "flip": True, "batch_size": 64, "fast": "off"}
-    changed = training("wider", **others)
-    mrboost.boost(changed.recipe, "digits", out=changed.folder, device="cpu", **changed.options)
-    assert changed.run() is not None
-    for key in others:
-        with pytest.raises(InputError, match=f"another configuration .*{key}: "):
-            training("wider", **{name: value for name, value in others.items() if name != key}).run()
+def _training(out: Path, data: str, **options) -> studies.Training:
+    """Two rounds of margin boosting; the scale says nothing but the number of epochs."""
+    scale = studies.Scale("bare", "", {"epochs": 1}, models={"resnet18": "cnn-digits"})
+    request = studies.Request(studies.get("boosting"), scale, out, (data,), options={"rounds": 2, **options})
+    return next(training for training in request.trainings() if training.recipe.name == "mrboost")
+
+
+def _begin(training: studies.Training) -> Path:
+    """Its folder as a training leaves it; what was made is read from config.json alone."""
+    data = mrboost.data.load(training.data)
+    return Run.create(training.folder, describe(resolve(training.recipe, data, **training.options), data)).folder
+
+
+def test_every_option_is_told_apart() -> None:
+    assert OTHERS.keys() | IN_THE_NAME == Options.__annotations__.keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("kind", ["named", "folder"])
+def test_an_option_left_out_is_its_default(kind: str, name: str, pictures: list[str], tmp_path) -> None:
+    """A run that was made with another one is not taken for it, nor one that was made without for one with it."""
+    data = "digits" if kind == "named" else pictures[1]
+    value = (kind == "named") if name == "flip" else OTHERS[name]  # mirror images are usual in folders
+    given = {name: value} | ({"eps": 0.5} if name == "norm" else {})
+    for place, made, asked in (("with", given, {}), ("without", {}, given)):
+        _begin(_training(tmp_path / place, data, **made))
+        assert _training(tmp_path / place, data, **made).run() is not None
+        with pytest.raises(InputError, match=rf"another configuration \(.*\b{name}: "):
+            _training(tmp_path / place, data, **asked).run()
+
+
+def test_an_option_that_is_said_may_be_its_default(tmp_path) -> None:
+    _begin(_training(tmp_path, "digits"))
+    usual = {"validation": 144, "precision": "auto", "fast": "auto", "norm": "Linf", "ema": 0, "awp": 0, "flip": False}
+    assert _training(tmp_path, "digits", **usual).run() is not None
+
+
+@pytest.mark.parametrize("kind", ["named", "folder"])
+def test_a_run_is_not_refused_for_what_older_versions_did_not_write(kind: str, pictures: list[str], tmp_path) -> None:
+    data = "digits" if kind == "named" else pictures[1]
+    training = _training(tmp_path, data)
+    path = _begin(training) / "config.json"
+    config = json.loads(path.read_text())
+    for key in ("precision", "fast", "augment", "later_epochs", "later_lr", "train_images"):
+        del config[key]
+    for key in ("clip", "ema", "awp", "cutmix"):
+        del config["recipe"][key]
+    path.write_text(json.dumps(config))
+    assert training.run() is not None
+    assert _training(tmp_path, data, precision="auto", padding=0 if kind == "named" else 1).run() is not None
+    with pytest.raises(InputError, match="precision: 'auto' -> '32-true'"):
+        _training(tmp_path, data, precision="32-true").run()
+    path.write_text(json.dumps(config | {"validation": 20}))
+    if kind == "named":
+        with pytest.raises(InputError, match="validation: 20 -> 144"):
+            training.run()
+    else:
+        assert training.run() is not None, "nobody knows how many images the folder had"
+
+
+def test_a_run_without_the_number_of_images_goes_on(tiny: Dataset, tmp_path) -> None:
+    mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("train_images") == 36
+    path.write_text(json.dumps(config))
+    mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu", resume=True)
+
+
+def test_the_rounds_and_epochs_are_in_the_name_of_a_run(tmp_path) -> None:
+    def training(recipe: str, **options) -> studies.Training:
+        request = studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+        return next(t for t in request.trainings() if t.recipe.name == recipe)
+
     assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
     assert training("wider", later_epochs=3).folder == training("wider").folder
 

@@ -1,7 +1,18 @@
-"""``python -m mrboost``, the same as the command ``mrboost``."""
+"""The command ``mrboost``, and ``python -m mrboost``: it answers Ctrl-C from its first moment on."""
 
 import sys
 
-from .cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Load the commands, which takes a second, and run one; the exit status."""
+    try:
+        from .cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("\nmrboost: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -146,13 +146,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     if said.get("norm", "Linf") != "Linf" and "eps" not in said:
         ball(said["norm"], 0.5)  # an unknown name is the first thing to say
         raise InputError(f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 for L2")
-    filled: dict[str, Any] = {
-        "rounds": recipe.rounds,
-        "epochs": defaults.epochs,
-        "seed": 0,
-        "validation": max(1, min(1000, len(dataset.train) // 10)),
-        **usual(recipe, defaults, said.get("eps")),
-    } | said
+    filled = usual(recipe, defaults, said.get("eps")) | {"validation": usual_validation(len(dataset.train))} | said
     filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
     config = Config(recipe=recipe, data=dataset.name, **filled)
@@ -168,17 +162,27 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
 def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[str, Any]:
     """The options that need no more than the recipe's and the data's defaults, and the radius if one is given."""
     return {
+        "rounds": recipe.rounds,
+        "epochs": defaults.epochs,
+        "later_epochs": None,
         "eps": defaults.eps,
         "norm": "Linf",
         "step_size": _step_size(defaults, recipe.steps) * (defaults.eps if eps is None else eps) / defaults.eps,
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
+        "later_lr": None,
+        "seed": 0,
         "select_on": "validation",
         "precision": "auto",
         "fast": "auto",
         "padding": defaults.padding,
         "flip": defaults.flip,
     }
+
+
+def usual_validation(images: int) -> int:
+    """How many of so many training images are held out: a tenth, but no more than 1,000."""
+    return max(1, min(1000, images // 10))
 
 
 def _step_size(defaults: Defaults, steps: int) -> float:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import re
-import signal
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,30 +109,6 @@ def leave() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def side_by_side(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes for trainings at the same time, which end with this one, however it ends."""
-    # A new interpreter for each: CUDA does not survive a fork.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent) as pool:
-        try:
-            yield pool
-        except KeyboardInterrupt:
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-def _end_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes: one traceback is enough
-
-    def watch() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-            os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
 
 
 def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

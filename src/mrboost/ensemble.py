@@ -41,10 +41,6 @@ class _Members(nn.Module):
         part.training = self.training
         return part.to(self.weights.device)
 
-    def staged(self) -> Iterator[Self]:
-        """What it was after each round: the first member, the first two, and so on."""
-        return (self.first(count) for count in range(1, len(self) + 1))
-
     def __len__(self) -> int:
         return len(self.members)
 

@@ -198,9 +198,9 @@ def format_eps(eps: float) -> str:
     return f"{round(levels)}/255" if whole and len(f"{eps:g}") > 4 else f"{eps:g}"
 
 
-def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     """The 95 % confidence interval of a proportion, sound at 0 and 1 too (Wilson 1927)."""
-    p = successes / n
+    p, z = successes / n, 1.959964
     centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
 

@@ -91,7 +91,7 @@ class Run:
             return cls.create(folder, description)
         run = cls.open(folder)
         more_rounds = description["rounds"] > run.config["rounds"]
-        ignored = {"format", "versions", "data_dir"} | ({"rounds"} if more_rounds else set())
+        ignored = {"format", "versions", "data_dir", "train_images"} | ({"rounds"} if more_rounds else set())
         ignored |= {"first"} - description.keys()  # it is copied already, or found where the run says
         changed = differences(
             {k: v for k, v in run.config.items() if k not in ignored},
@@ -308,6 +308,7 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
             "names": list(dataset.classes),
             "fingerprint": dataset.fingerprint(),
         },
+        "train_images": len(dataset.train),
         "versions": {"mrboost": __version__, "torch": torch.__version__},
     }
 

@@ -53,6 +53,11 @@ _TRAINING: dict[str, Check] = {
     "lr": _number,
     "seed": _whole(0, 2**63),
 }
+_OPTIONAL: dict[str, Check] = {
+    "data_dir": _text,
+    "train_images": _whole(1, 10**12),
+    "joined": lambda value: isinstance(value, list) and all(isinstance(p, dict) and _text(p.get("run")) for p in value),
+}
 _EVALUATION: dict[str, Check] = {
     "weights": _text, "members": _whole(1, 100_000), "n": _whole(1, 10**12), "outcomes": lambda v: isinstance(v, list),
 }  # fmt: skip
@@ -65,13 +70,12 @@ _OUTCOME: dict[str, Check] = {
 def check_config(config: dict[str, Any], path: Path) -> None:
     if config.get("format", FORMAT) != FORMAT:
         raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
-    _check(config, _CONFIG if "joined" in config else _CONFIG | _TRAINING, f"{path} is not a run's configuration")
-    if not isinstance(config.get("data_dir", ""), str):
-        raise InputError(f"{path} is not a run's configuration: data_dir is {config['data_dir']!r}")
-    for part in config.get("joined", []):
-        _check(part, {"run": _text}, f"{path} is not a run's configuration: joined")
+    where = f"{path} is not a run's configuration"
+    needed = _CONFIG if "joined" in config else _CONFIG | _TRAINING  # networks trained apart may differ in the latter
+    optional = {name: check for name, check in (_TRAINING | _OPTIONAL).items() if name in config}
+    _check(config, needed | optional, where)
     if "first" in config:
-        _check(config["first"], {"run": _text, "of": _text}, f"{path} is not a run's configuration: first")
+        _check(config["first"], {"run": _text, "of": _text}, f"{where}: first")
 
 
 def check_results(results: dict[str, Any], path: Path) -> None:

@@ -15,9 +15,11 @@ from torch import Tensor
 from .attacks import Attack, attacked
 from .batches import attacked_batches
 from .ensemble import Ensemble
-from .errors import InputError, look_up
+from .errors import look_up
 from .game import SAug, solve
 from .meter import Meter
+
+REPEATS = 3
 
 
 def learn_weights(
@@ -27,25 +29,22 @@ def learn_weights(
     attack: Attack,
     *,
     objective: str = "average",
-    repeats: int = 3,
     progress: bool = False,
 ) -> Ensemble:
     """The same members with the weights that serve best on adversarial versions of ``x``.
 
-    Reweighting opens new weak spots, so the images are attacked anew with each set of weights, ``repeats`` times, and
+    Reweighting opens new weak spots, so the images are attacked anew with each set of weights, several times, and
     all the perturbed images found so far count. ``objective``: "minimum" maximises the least margin (hopeless, and then
     arbitrary, if one image is lost by all members), "average" minimises the cross-entropy. ``progress`` is shown on
     standard error.
     """
     solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
     solver = look_up("objective", objective, solvers)
-    if repeats < 1:
-        raise InputError(f"repeats must be at least 1, got {repeats}")
     logits, learned = [], ensemble
     with Meter(progress, "reweight", unit=" images") as meter:
-        meter.begin(repeats * len(x))
-        for repeat in range(1, repeats + 1):
-            meter.doing(f"attack {repeat} of {repeats}")
+        meter.begin(REPEATS * len(x))
+        for repeat in range(1, REPEATS + 1):
+            meter.doing(f"attack {repeat} of {REPEATS}")
             for images, _, _ in attacked_batches(learned, x, y, attack):
                 with attacked(ensemble), torch.no_grad():
                     answers = [member(images.clone()) for member in ensemble]
@@ -54,7 +53,7 @@ def learn_weights(
             weights = solver(np.concatenate(logits, axis=1), y.cpu().repeat(repeat).numpy())
             learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
             meter.say(
-                f"attack {repeat} of {repeats} is done, weights {', '.join(f'{weight:.3f}' for weight in weights)}"
+                f"attack {repeat} of {REPEATS} is done, weights {', '.join(f'{weight:.3f}' for weight in weights)}"
             )
     return learned
 

@@ -48,6 +48,11 @@ def defaults(name: str, height: int) -> Defaults:
     return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
+def train_images(name: str) -> int | None:
+    """How many training images a named dataset has, on disk or not; None for a folder."""
+    return None if name.startswith(FOLDER) else _source(name).sizes[0]
+
+
 def whole_name(name: str) -> str:
     """The name that a dataset has once it is loaded: with a folder's whole path."""
     return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name

@@ -15,9 +15,9 @@ from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.config import as_said, describe_parts, differences, usual
+from mrboost.config import as_said, describe_parts, differences, usual, usual_validation
 from mrboost.data import defaults, load
-from mrboost.data.sources import FOLDER, whole_name
+from mrboost.data.sources import FOLDER, train_images, whole_name
 from mrboost.errors import InputError
 from mrboost.mixtures import ON_MIXTURES
 from mrboost.runs import Run, slug
@@ -120,12 +120,9 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        saved = as_said(run.config) | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
-        # What nobody asked for is as data and recipe have it.
-        said = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
-        said = {key: value for key, value in said.items() if key in saved}
-        said |= dict.fromkeys(("later_epochs", "later_lr", "clip"))
-        said |= as_said({"recipe": describe_parts(self.recipe)}) | dict(self.options)
+        usual = self._usual(run)  # for what nobody asked for, and for what older versions did not write
+        saved = usual | as_said(run.config) | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
+        said = usual | {"clip": None} | as_said({"recipe": describe_parts(self.recipe)}) | dict(self.options)
         del said["model"]  # the folder's name has it
         said |= {"recipe": self.recipe.name}
         said["data"] = run.config["data"] if self._is_of_this_data(run) else whole_name(self.data)
@@ -136,6 +133,12 @@ class Training:
                 "that it was made with, or choose another --out"
             )
         return run
+
+    def _usual(self, run: Run) -> dict[str, Any]:
+        """The options as data and recipe have them; of a folder, older runs do not say how many images it had."""
+        found = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
+        images = run.config.get("train_images", train_images(self.data))
+        return found if images is None else found | {"validation": usual_validation(images)}
 
     def _is_of_this_data(self, run: Run) -> bool:
         """Folders' paths may differ, between machines say: then the images tell, if they are here."""

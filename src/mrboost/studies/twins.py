@@ -12,7 +12,7 @@ from mrboost.runs import Run, describe
 
 from .planning import Training
 
-_LATER = {"format", "versions", "data_dir", "first", "rounds", "later_epochs", "later_lr"}
+_LATER = {"format", "versions", "data_dir", "train_images", "first", "rounds", "later_epochs", "later_lr"}
 _OF_ROUNDS = {"name", "summary", "formula", "reference", "rounds", "init", "scope", "combine", "model"}
 
 

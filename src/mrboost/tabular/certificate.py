@@ -13,6 +13,7 @@ from .models import Model, StumpModel, TreeModel
 from .search import Leaves, find_nonpositive
 
 Bools = npt.NDArray[np.bool_]
+BISECTIONS = 40
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _search_trees(
         robust[i] = proved
 
 
-def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, steps: int = 40, progress: bool = False) -> Floats:
+def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, progress: bool = False) -> Floats:
     """By bisection, from below: the returned radius is one that the point withstands; 0 where it is wrong already."""
     shape = eps / eps.max() if eps.max() > 0 else np.ones_like(eps)
     outermost = model.reach(X.shape[1])
@@ -180,7 +181,7 @@ def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, steps: int 
     low[holds(far, everything)] = np.inf
     rows = np.flatnonzero(np.isfinite(low))
     rows = rows[holds(np.zeros(len(rows)), rows)]
-    for _ in tqdm(range(steps), desc="radius", disable=None if progress else True):
+    for _ in tqdm(range(BISECTIONS), desc="radius", disable=None if progress else True):
         middle = (low[rows] + high[rows]) / 2
         stands = holds(middle, rows)
         low[rows[stands]], high[rows[~stands]] = middle[stands], middle[~stands]
