@@ -57,6 +57,17 @@ def test_silent_on_two_classes_on_an_untrained_model_and_at_eps_0(undefended, im
     assert probe(undefended, x, y, eps=0.0) == []
 
 
+@pytest.mark.parametrize("ruled_out", [-torch.inf, -1e9])
+def test_silent_where_classes_are_ruled_out(ruled_out: float, undefended, images) -> None:
+    def masked(x: Tensor) -> Tensor:
+        logits = undefended(x)
+        return torch.cat([logits, torch.full_like(logits, ruled_out)], dim=1)
+
+    assert probe(masked, *images, eps=0.1) == []
+    noisy = probe(lambda x: masked(x + 0.05 * torch.randn_like(x)), *images, eps=0.1)
+    assert checks(noisy) == ["random"]
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_silent_on_a_few_images(size: int, undefended, model, images) -> None:
     for network in (undefended, model):
@@ -94,6 +105,12 @@ FAULTS = {
     "noise": (lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)), "random", "Use autoattack-rand"),
     "scaled": (lambda net: lambda x: 1e4 * net(x), "saturated", r"leads by \de\+04|leads by \d.\d+e\+04"),
     "shifted": (lambda net: lambda x: net(x) + 1e7, "rounded", r"leads by \d+ \(median\) beside logits of 1e\+07"),
+    "small": (
+        lambda net: lambda x: 1e-6 * net(x),
+        "weak-loss",
+        r"cross-entropy breaks \d+ of 6\d .* margin \d+ others",
+    ),
+    "chooses": (lambda net: lambda x: net(x) * (1 + (torch.rand(()) < 0.3)), "random", "The same images ten times"),
     "softmax": (lambda net: lambda x: net(x).softmax(dim=1), "probabilities", "return the logits"),
     "expects 255 x": (lambda net: lambda x: net(x / 255), "scaling", r"(9\d|100)% as 255 x"),
     "expects 2 x - 1": (lambda net: lambda x: net((x + 1) / 2), "scaling", r"(9\d|100)% as 2 x - 1"),
@@ -124,7 +141,7 @@ def test_several_faults_are_all_told(undefended, images) -> None:
     def faulty(x: Tensor) -> Tensor:
         return undefended((4 * x + torch.rand_like(x)).round() / 4).softmax(dim=1)
 
-    assert checks(probe(faulty, *images)) == ["probabilities", "random", "zero-gradient"]
+    assert checks(probe(faulty, *images)) == ["random", "probabilities", "zero-gradient"]
 
 
 def test_colour_images_are_tried_with_the_usual_statistics(undefended, images) -> None:
@@ -166,6 +183,33 @@ def test_train_mode(layer: nn.Module, undefended, images) -> None:
     assert network.training
     assert layer.training
     assert probe(network.eval(), *images) == []
+
+
+class _Helped(nn.Module):
+    """Asks for the mode where no look at ``forward`` sees it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("calls", torch.zeros(()))
+
+    def prepared(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return x / 2 if self.training else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(self.prepared(x))
+
+
+def test_train_mode_that_shows_in_the_answers_only(undefended, images) -> None:
+    helped = _Helped(undefended).eval()
+    assert probe(helped, *images) == []
+    helped.training = True
+    found = probe(helped, *images)
+    assert checks(found) == ["train-mode"]
+    assert "its logits are others there" in found[0].message
+    assert helped.training
+    assert helped.calls == 0
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

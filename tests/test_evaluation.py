@@ -14,6 +14,7 @@ import mrboost
 from mrboost import InputError, intake, meter
 from mrboost.adaptive import adaptive
 from mrboost.attacks import APGD, CW, FGSM, PGD, Square
+from mrboost.comparison import curve_table
 from mrboost.curves import robustness_curve
 from mrboost.losses import margin
 from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
@@ -112,6 +113,43 @@ def test_curve_falls_from_the_clean_accuracy(model, digits) -> None:
     assert curve[0].accuracy > curve[1].accuracy > curve[2].accuracy
     for point in curve:
         assert point.interval == wilson_interval(round(100 * point.accuracy), 100)
+
+
+def test_curve_of_many_chunks(model, digits, monkeypatch) -> None:
+    x, y = digits.test.images()[:100], digits.test.y[:100]
+    whole = robustness_curve(model, x, y, [0.1, 0.2], attack="fgsm")
+    monkeypatch.setattr(intake, "CHUNK", 30 * 64)
+    sizes: list[int] = []
+
+    def watched(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return model(images)
+
+    assert (
+        robustness_curve(
+            watched, ((x[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)), None, [0.1, 0.2], attack="fgsm"
+        )
+        == whole
+    )
+    assert max(sizes) == 30
+
+    def breaks(images: Tensor) -> Tensor:
+        near = (images - x[77]).abs().flatten(1).amax(dim=1) < 0.15
+        return torch.where((near & ~(images == x[77]).flatten(1).all(dim=1))[:, None], torch.nan, model(images))
+
+    with pytest.raises(InputError, match="image 77 under fgsm are NaN"):
+        robustness_curve(breaks, x, y, [0.1], attack="fgsm")
+
+
+def test_a_curve_of_evaluations_does_not_rise() -> None:
+    def at(eps: float, *correct: float) -> dict:
+        return {
+            "eps": eps,
+            "outcomes": [{"attack": "clean", "correct": [1, 1, 1, 1]}, {"attack": "fgsm", "correct": list(correct)}],
+        }
+
+    lines = curve_table([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)]).splitlines()
+    assert [line.split()[-4] for line in lines[1:]] == ["75.00", "50.00", "50.00"]
 
 
 def test_memory_running_out_halves_the_batch(batch) -> None:
@@ -236,6 +274,8 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
     assert mrboost.compare(first, first) == Comparison(0, 0, 1.0)
     with pytest.raises(InputError, match="same points only, these have 100 and 64"):
         mrboost.compare(first, mrboost.evaluate(model, x[:64], y[:64], "fgsm")["fgsm"])
+    with pytest.raises(InputError, match="the labels of these differ"):
+        mrboost.compare(first, mrboost.evaluate(model, x.flip(0), y.flip(0), "fgsm")["fgsm"])
 
 
 def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
@@ -319,7 +359,9 @@ def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -
     assert capsys.readouterr().err == ""
     curve = robustness_curve(model, *batch, [0.1], attack="pgd-3", progress=True)
     lines = [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()]
-    assert [f"curve: eps {eps:g} is done, {accuracy:.2%} stand" for eps, accuracy, _ in curve] == lines[1::2]
+    assert [f"curve: eps {eps:g} is done, {accuracy:.2%} of 64 images stand" for eps, accuracy, _ in curve] == lines[
+        1::2
+    ]
 
 
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 import mrboost
 from mrboost import InputError, evaluation, intake
 from mrboost.attacks import FGSM, PGD, Transfer
+from mrboost.storage import read_tensors
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
@@ -18,7 +19,10 @@ def test_adversarial_examples_can_be_kept(model, batch, small_autoattack, tmp_pa
     path = tmp_path / f"examples.{suffix}"
     result = mrboost.evaluate(model, *batch, {"aa": small_autoattack, "pgd": PGD(0.15, steps=5)}, examples=path)
     kept = dict(np.load(path)) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
-    assert sorted(kept) == ["aa", "pgd", "y"]
+    assert sorted(kept) == ["aa", "clean", "pgd", "y"]
+    assert np.array_equal(kept["clean"], batch[0].numpy())
+    if suffix == "safetensors":
+        assert read_tensors(path)[1]["eps"] == 0.15
     for name in ("aa", "pgd"):
         again = mrboost.evaluate(model, kept[name], kept["y"], [], check=False)
         assert again["clean"].correct == result[name].correct
@@ -116,7 +120,7 @@ def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, 
         return images * torch.nan if torch.equal(images[0], x[20 * chunk]) else images
 
     attacks = {"pgd": PGD(0.15, steps=3), "fails": fails, "fgsm": FGSM(0.1)}
-    with pytest.raises(InputError, match=f"image {20 * chunk} under function are NaN") as caught:
+    with pytest.raises(InputError, match=f"made NaN of image {20 * chunk}: the attack") as caught:
         mrboost.evaluate(model, x, y, attacks, check=False)
     found = caught.value.measured.evaluation()
     assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd"]

@@ -106,6 +106,8 @@ class Cheat:
         (lambda x: x + 2, r"moved image 0 out of \[0, 1\]"),
         (lambda x: x[:3], r"given images of shape \(8, 1, 8, 8\) and returned \(3, 1, 8, 8\)"),
         (lambda x: None, "returned NoneType"),
+        (lambda x: x.double(), "images of torch.float32 and returned torch.float64"),
+        (lambda x: x.where(x < 0.9, torch.nan), r"made NaN of image \d"),
     ],
 )
 def test_an_attack_is_not_believed(model, batch, result, message: str) -> None:
@@ -187,7 +189,7 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         "a number, got None": lambda: mrboost.evaluate(model, x, y, eps=None),  # type: ignore[arg-type]
         "a number, got True": lambda: mrboost.evaluate(model, x, y, eps=True),
         "a number, got tensor": lambda: mrboost.evaluate(model, x, y, eps=torch.ones(2)),  # type: ignore[arg-type]
-        r"callable attack\(model, x, y\), got <class": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
+        r"an attack is made first: PGD\(eps, ": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),

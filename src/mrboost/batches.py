@@ -92,12 +92,16 @@ def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int
     if not isinstance(found, Tensor) or found.shape != x.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{name} was given images of shape {tuple(x.shape)} and returned {got}")
+    if found.dtype != x.dtype:
+        raise InputError(f"{name} was given images of {x.dtype} and returned {found.dtype}: the attack is at fault")
     rounding = 4 * torch.finfo(x.dtype).eps
-    outside = ((found < -rounding) | (found > 1 + rounding)).flatten(1).any(dim=1)
+    outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)  # NaN is outside too
     where, eps, norm = "[0, 1]", getattr(attack, "eps", None), getattr(attack, "norm", None)
     if not outside.any() and eps and norm:
         outside = ball(norm, eps).distance(found, x) > eps * (1 + 1e-5) + rounding
         where = f"its {norm} ball of {eps:g}"
     if outside.any():
-        image = first + int(outside.nonzero()[0])
-        raise InputError(f"{name} moved image {image} out of {where}: the attack is at fault")
+        number = int(outside.nonzero()[0])
+        image = f"image {first + number}"
+        did = f"made NaN of {image}" if found[number].isnan().any() else f"moved {image} out of {where}"
+        raise InputError(f"{name} {did}: the attack is at fault")

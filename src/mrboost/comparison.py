@@ -92,13 +92,18 @@ def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 
 
 def curve_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Evaluations of one classifier at growing radii: accuracy in per cent and 95 % interval, one line each."""
+    """Evaluations of one classifier at growing radii: accuracy in per cent and 95 % interval, one line each.
+
+    The balls are nested: an image that falls at one radius has fallen at all larger ones.
+    """
     lines = [["eps", *(outcome["attack"] for outcome in evaluations[0]["outcomes"])]]
     lines[0] += [WORST] if len(lines[0]) > 3 else []
+    smaller: list[list[Sequence[float]]] = [[] for _ in evaluations[0]["outcomes"]]
     for evaluation in evaluations:
-        figures = [(outcome["accuracy"], outcome["interval"]) for outcome in evaluation["outcomes"]]
-        if WORST in lines[0]:
-            figures.append(worst_case([outcome["correct"] for outcome in evaluation["outcomes"]]))
+        for points, outcome in zip(smaller, evaluation["outcomes"], strict=True):
+            points.append(outcome["correct"])
+        figures = [worst_case(points) for points in smaller]
+        figures += [worst_case([one for points in smaller for one in points])] if WORST in lines[0] else []
         cells = [f"{100 * value:.2f} ({100 * low:.1f} – {100 * high:.1f})" for value, (low, high) in figures]
         lines.append([format_eps(evaluation["eps"]), *cells])
     return _aligned(lines)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .attacks import Attack, Classifier, named
 from .batches import attacked_batches, fitted, still_correct
-from .intake import Images, chunks
+from .errors import NanLogitsError
+from .intake import Images, chunks, count
 from .losses import margin
 from .meter import Meter
 from .outcomes import wilson_interval
@@ -44,22 +45,26 @@ def robustness_curve(
     for eps in radii:
         if eps != 0:
             ball(norm, eps)
-    images, labels = (torch.cat(parts) for parts in zip(*chunks(x, y), strict=True))
-    alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
-    curve: list[Radius] = []
-    with Meter(progress, "curve", " radii") as meter:
-        meter.begin(len(radii))
-        for eps in radii:
-            meter.doing(f"eps {eps:g}")
-            one = named(attack, eps, norm) if eps > 0 else None
-            survivors = alive.nonzero().squeeze(1)
-            if len(survivors):
-                correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
-                alive[survivors] = alive[survivors].minimum(correct.double())
-            curve.append(Radius(eps, alive.mean().item(), wilson_interval(alive.sum().item(), len(alive))))
-            meter(1)
-            meter.say(f"eps {eps:g} is done, {curve[-1].accuracy:.2%} stand")
-    return curve
+    attacks = [named(attack, eps, norm) if eps > 0 else None for eps in radii]
+    seen, standing, whole = 0, torch.zeros(len(radii), dtype=torch.float64), count(x)
+    with Meter(progress, "curve", " images") as meter:
+        meter.begin(None if whole is None else whole * len(radii))
+        for images, labels in chunks(x, y):
+            alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
+            for number, (eps, one) in enumerate(zip(radii, attacks, strict=True)):
+                meter.doing(f"eps {eps:g}")
+                survivors = alive.nonzero().squeeze(1)
+                try:
+                    if len(survivors):
+                        correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
+                        alive[survivors] = alive[survivors].minimum(correct.double())
+                except NanLogitsError as error:
+                    raise NanLogitsError(seen + int(survivors[error.image]), error.attack) from None
+                standing[number] += alive.sum()
+                meter(len(images))
+                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
+            seen += len(images)
+    return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(radii, standing.tolist(), strict=True)]
 
 
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ def probe(
 ) -> list[Doubt]:
     """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the images, evenly spaced.
 
-    The model is left as found. It takes about 100 forward and backward passes, at most 200. Where gradients are useless
+    The model is left as found. It takes about 130 forward and backward passes, at most 230. Where gradients are useless
     in themselves, what attacks make of them is not tried.
     """
     check_batch(x, y)
@@ -53,23 +54,29 @@ def probe(
         raise InputError(f"n must be at least 1, got {n}: 64 images are enough")
     if eps != 0:
         ball(norm, eps)
-    seen = {"train-mode": _train_mode(model)}
     device = device_of(model, otherwise=x.device)
     picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
-    with attacked(model), keep_random_state(device), torch.inference_mode(False):
+    with keep_random_state(device), torch.inference_mode(False), ExitStack() as restore:
         images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
         labels = y[picked.to(y.device)].to(device, copy=True)
+        minding, as_given = _as_given(model, images)
+        restore.enter_context(attacked(model))
         check_logits(model, images, labels)
         look = _look(model, images, labels)
-        seen |= {"probabilities": _probabilities(look), "scaling": _scaling(model, look), "random": _random(look)}
+        seen = {"random": _random(model, look)}
         if not seen["random"]:
             seen["batch"] = _batch(model, look)
+        seen["train-mode"] = _train_mode(minding, None if seen["random"] else as_given, look)
+        seen |= {"probabilities": _probabilities(look), "scaling": _scaling(model, look)}
         seen |= {"non-finite": _non_finite(look), "zero-gradient": _zero_gradient(look), "saturated": _saturated(look)}
         seen["rounded"] = _rounded(look)
         if not seen["non-finite"] and not seen["zero-gradient"]:
             seen["large-eps"] = _large_eps(model, look, norm, eps, seed)
             if eps != 0 and not seen["random"]:  # chance breaks points that are tried again and again
-                seen["more-steps"] = _more_steps(model, look, norm, eps, seed)
+                stands = _stands(model, look, PGD(eps, norm, steps=20, loss=margin, seed=seed))
+                if not seen["probabilities"] and not seen["saturated"]:
+                    seen["weak-loss"] = _weak_loss(stands, _stands(model, look, PGD(eps, norm, steps=20, seed=seed)))
+                seen["more-steps"] = _more_steps(model, look, stands, norm, eps, seed)
     return [Doubt(check, message) for check, message in seen.items() if message]
 
 
@@ -136,12 +143,11 @@ def _several(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Look:
-    """The model on clean images: its logits, twice; of margin and cross-entropy the largest slope in any pixel."""
+    """The model on clean images: its logits; of margin and cross-entropy the largest slope in any pixel."""
 
     x: Tensor
     y: Tensor
     logits: Tensor
-    again: Tensor
     slope: Tensor
     ce_slope: Tensor
 
@@ -153,9 +159,9 @@ class _Look:
 def _look(model: Classifier, x: Tensor, y: Tensor) -> _Look:
     leaf = x.clone().requires_grad_(True)
     with torch.enable_grad():
-        logits, again = model(leaf.clone()), model(leaf.clone())  # a model may work in place
+        logits = model(leaf.clone())  # a model may work in place
         slopes = [_slope(loss(logits, y, reduction="none"), leaf) for loss in (margin, cross_entropy)]
-    return _Look(x, y, logits.detach(), again.detach(), *slopes)
+    return _Look(x, y, logits.detach(), *slopes)
 
 
 def _slope(values: Tensor, leaf: Tensor) -> Tensor:
@@ -170,17 +176,49 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         return model(x.clone()).argmax(dim=1) == y
 
 
+def _stands(model: Classifier, look: _Look, attack: PGD) -> Tensor:
+    """Which of the correctly classified images stay so."""
+    x, y = look.x[look.right], look.y[look.right]
+    return _right(model, attack(model, x, y), y) if len(x) else look.right[:0]
+
+
+def _change(logits: Tensor, others: Tensor) -> tuple[float, float]:
+    """The largest difference, and the size of the logits that decide: those of classes ruled out are huge."""
+    change = (logits - others).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    return change.abs().max().item(), logits.topk(min(2, logits.shape[1]), dim=1).values.abs().max().item()
+
+
+def _as_given(model: Classifier, x: Tensor) -> tuple[list[str], Tensor | None]:
+    """Layers in train mode that ask for the mode; where none is seen to, the logits of the model as it is given."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    minding = [module for module in modules if module.training and _minds_mode(module)]
+    if minding or not any(module.training for module in modules):
+        return [str(getattr(module, "original_name", type(module).__name__)) for module in minding], None
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    try:
+        with torch.no_grad():
+            return [], model(x.clone())
+    except Exception:  # in eval mode, which counts, it may work
+        return [], None
+    finally:
+        for buffer, before in kept:
+            buffer.data.copy_(before)
+
+
 # Each check gives its message, or None.
 
 
-def _train_mode(model: Classifier) -> str | None:
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    minding = [module for module in modules if module.training and _minds_mode(module)]
-    kinds = [str(getattr(module, "original_name", type(module).__name__)) for module in minding]
+def _train_mode(kinds: list[str], as_given: Tensor | None, look: _Look) -> str | None:
+    layers = f"Layers of this model are in train mode ({len(kinds)}: {', '.join(sorted(set(kinds)))})"
     if not kinds:
-        return None
+        if as_given is None or as_given.shape != look.logits.shape:
+            return None
+        change, size = _change(look.logits, as_given)
+        if not change > max(1e-4, torch.finfo(look.logits.dtype).eps) * size:
+            return None
+        layers = f"This model is in train mode, and its logits are others there (by up to {change:.2g})"
     return (
-        f"Layers of this model are in train mode ({len(kinds)}: {', '.join(sorted(set(kinds)))}), but evaluation is "
+        f"{layers}, but evaluation is "
         "done in eval mode: its figures are not those of the model as given. Call model.eval() if you use it so."
     )
 
@@ -234,12 +272,14 @@ def _scaled(x: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"(x - mean) / std of {name}", (x - mean) / std
 
 
-def _random(look: _Look) -> str | None:
-    size, change = look.logits.abs().max().item(), (look.logits - look.again).abs().max().item()
+def _random(model: Classifier, look: _Look) -> str | None:
+    with torch.no_grad():
+        passes = [model(look.x[:8].clone()) for _ in range(10)]  # a draw may be the same a few times
+    change, size = max(_change(passes[0], other) for other in passes[1:])
     if not change > max(1e-4, torch.finfo(look.logits.dtype).eps) * size:  # not for NaN either
         return None
     return (
-        f"The same images twice gave logits that differ by up to {change:.2g} (the largest is {size:.2g}): the model "
+        f"The same images ten times gave logits that differ by up to {change:.2g} (of {size:.2g}): the model "
         "draws random numbers, and an attack follows one draw's gradient. Use autoattack-rand, which averages."
     )
 
@@ -247,11 +287,11 @@ def _random(look: _Look) -> str | None:
 def _batch(model: Classifier, look: _Look) -> str | None:
     with torch.no_grad():
         alone = torch.cat([model(image[None].clone()) for image in look.x[:4]])
-    size, change = look.logits.abs().max().item(), (look.logits[:4] - alone).abs().max().item()
+    change, size = _change(look.logits[:4], alone)
     if not change > max(1e-2, 10 * torch.finfo(look.logits.dtype).eps) * size:
         return None
     return (
-        f"An image alone and the same image in a batch got logits that differ by up to {change:.2g} (the largest is "
+        f"An image alone and the same image in a batch got logits that differ by up to {change:.2g} (of "
         f"{size:.2g}): the answer depends on the other images, so no accuracy is the model's own. Fix the statistics "
         "that it takes from the batch (BatchNorm with track_running_stats=False, say)."
     )
@@ -292,9 +332,10 @@ def _saturated(look: _Look) -> str | None:
 
 
 def _rounded(look: _Look) -> str | None:
-    """The last bits, about 16 of the largest logit's, change with the batch: no attack says much of such images."""
+    """The last bits, about 16 of a logit's, change with the batch: no attack says much of such images."""
     logits = look.logits.float() if look.logits.dtype in LOW_PRECISION else look.logits
-    lead, size = -margin(logits, look.y, reduction="none"), logits.abs().amax(dim=1)
+    lead, true = -margin(logits, look.y, reduction="none"), logits.gather(1, look.y[:, None]).squeeze(1)
+    size = true.abs().maximum((true - lead).abs())
     right, lost = int(look.right.sum()), look.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)
     if lost.sum() <= 0.1 * right:
         return None
@@ -323,18 +364,35 @@ def _large_eps(model: Classifier, look: _Look, norm: str, eps: float, seed: int)
     )
 
 
-def _more_steps(model: Classifier, look: _Look, norm: str, eps: float, seed: int) -> str | None:
+def _weak_loss(stands: Tensor, stands_ce: Tensor) -> str | None:
+    """Of what falls to 20 steps on either loss, sound models keep less than a seventh for the margin alone."""
+    few, more = int((~stands_ce).sum()), int((stands_ce & ~stands).sum())
+    if not _beyond(0.15, more, few + more):
+        return None
+    return (
+        f"PGD with 20 steps on the cross-entropy breaks {few} of {len(stands)} correctly classified images, on the "
+        f"margin {more} others: attacks on the cross-entropy (fgsm, pgd, apgd-ce) are weak here, as they are where "
+        "logits are small. Trust those on margins (cw, apgd-dlr, apgd-t), or autoattack."
+    )
+
+
+def _beyond(share: float, count: int, of: int) -> bool:
+    """Whether a count is no chance if each of so many has this share: five at least, two standard deviations above."""
+    return count >= 5 and count > share * of + 2 * math.sqrt(share * (1 - share) * of)
+
+
+def _more_steps(model: Classifier, look: _Look, stands: Tensor, norm: str, eps: float, seed: int) -> str | None:
     """Of what falls to 20 steps or to more effort, sound models keep less than a fifth for the latter."""
-    x, y = look.x[look.right], look.y[look.right]
-    broken: list[int] = []
-    for restart, steps in enumerate((20, 50, 50, 50)):
+    x, y = look.x[look.right][stands], look.y[look.right][stands]
+    broken = [int((~stands).sum())]
+    for restart in range(1, 4):
         if len(x) == 0 or (restart > 1 and broken[-1] == 0):
             break
-        stands = _right(model, PGD(eps, norm, steps=steps, loss=margin, seed=seed + restart)(model, x, y), y)
-        broken.append(int((~stands).sum()))
-        x, y = x[stands], y[stands]
-    few, more = sum(broken[:1]), sum(broken[1:])
-    if more < 5 or more <= 0.2 * (few + more) + 2 * math.sqrt(0.16 * (few + more)):  # two standard deviations
+        left = _right(model, PGD(eps, norm, steps=50, loss=margin, seed=seed + restart)(model, x, y), y)
+        broken.append(int((~left).sum()))
+        x, y = x[left], y[left]
+    few, more = broken[0], sum(broken[1:])
+    if not _beyond(0.2, more, few + more):
         return None
     return (
         f"PGD with 20 steps breaks {few} of {int(look.right.sum())} correctly classified images, with 50 steps and "

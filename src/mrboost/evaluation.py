@@ -73,7 +73,7 @@ def evaluate(
         progress: show a progress bar on standard error; where that is no terminal, a line for each attack and stage.
         check: look for reasons to doubt the figures.
         keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove it when you are done.
-        examples: a file, .safetensors or .npz, for the adversarial images of each attack.
+        examples: a file, .safetensors or .npz, for the adversarial images of each attack, beside the clean ones.
 
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
@@ -145,7 +145,7 @@ def measure(
                 of = "" if keep is None else digest(chunk_is, one)
                 place = _Place(parts, f"{number}-{list(found).index(label)}", of)
                 part = place.get()
-                if part is None or (examples is not None and one is not None and "adv" not in part):
+                if part is None or (examples is not None and "adv" not in part):
                     try:
                         part = chunk.attack(one, meter, place)
                     except InputError as error:
@@ -167,7 +167,7 @@ def measure(
         raise UnfinishedError(str(stopped), measured())
     if examples is not None:
         try:
-            _write_examples(Path(examples), found, torch.cat(labels))
+            _write_examples(Path(examples), found, torch.cat(labels), {"eps": common[0], "norm": common[1]})
         except OSError as error:
             problem = f"cannot write examples to {str(examples)!r}: {error.strerror}"
             raise UnfinishedError(problem, measured()) from None
@@ -184,6 +184,8 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]
             one = named(item, eps or 0.1, norm) if isinstance(item, str) else item
             if isinstance(item, str) and eps == 0:
                 one = Untouched(item, norm)
+            if isinstance(item, type):
+                raise InputError(f"an attack is made first: {item.__name__}(eps, ...) in the place of {item.__name__}")
             label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
             if label in found and found[label] != one:
                 label = f"{label} ({len(found) + 1})"
@@ -232,7 +234,7 @@ class _Chunk:
         with attacked(self.model), torch.no_grad(), exact_float32(), global_stream(0, self.device):
             answers = self.model(self.x[:8].to(self.device, copy=True)).float().cpu()
         size = answers.abs().amax().clamp(min=1e-12)
-        return digest(self.x, self.y, (answers / size * 100).round(), (size.log2() * 8).round(), self.model)
+        return digest(self.x, self.y, (answers / size * 1e4).round(), (size.log2() * 1e3).round(), self.model)
 
     def work(self, attack: Attack | None) -> int:
         """Evaluations that an attack may take for one image."""
@@ -255,8 +257,7 @@ class _Chunk:
         for images, logits, labels in attacked_batches(self.model, self.x, self.y, attack, self.batch_size, self.first):
             found["correct"].append(is_correct(self.model, images, logits, labels))
             found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
-            if attack is not None:
-                found["adv"].append(images.cpu())
+            found["adv"].append(images.cpu())
             tell(len(labels) * work)
         seconds = torch.tensor([[time.perf_counter() - began]])
         return {key: torch.cat(values) for key, values in found.items() if values} | {"seconds": seconds}
@@ -316,9 +317,8 @@ def _joined(parts: Sequence[State]) -> State:
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != "adv"}
 
 
-def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor) -> None:
-    tensors = {label: torch.cat([part["adv"] for part in parts]) for label, parts in found.items() if label != "clean"}
-    tensors["y"] = y
+def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor, ball: Mapping[str, object]) -> None:
+    tensors = {label: torch.cat([part["adv"] for part in parts]) for label, parts in found.items()} | {"y": y}
     if path.suffix == ".npz":
         with io.BytesIO() as buffer:
             with zipfile.ZipFile(buffer, "w") as archive:  # an attack may be called as an argument of np.savez is
@@ -327,4 +327,5 @@ def _write_examples(path: Path, found: Mapping[str, list[State]], y: Tensor) -> 
                         np.lib.format.write_array(member, tensor.numpy())
             replace_file(path, buffer.getvalue())
     else:
-        write_tensors(path, tensors, {"images": "adversarial, in [0, 1]", "attacks": sorted(tensors.keys() - {"y"})})
+        attacks = sorted(tensors.keys() - {"clean", "y"})
+        write_tensors(path, tensors, {"images": "clean and adversarial, in [0, 1]", "attacks": attacks, **ball})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .doubts import Doubt
 from .errors import InputError
+from .parts import digest
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Outcome:
     ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
     largest other one on the attacked images, ``min_margin`` the least of them. An attack that is several in turn
     has ``stages``, and says of each image by which it was ``broken_by``: from 1 on, 0 for an image that was wrong from
-    the start, -1 for one that stands. ``black_box`` attacks do not use the model's gradients.
+    the start, -1 for one that stands. ``black_box`` attacks do not use the model's gradients. ``labels`` stands
+    for those of the images: two outcomes with the same are of the same images.
     """
 
     attack: str
@@ -48,6 +50,7 @@ class Outcome:
     stages: tuple[Stage, ...] = ()
     broken_by: tuple[int, ...] = field(default=(), repr=False)
     black_box: bool = False
+    labels: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any) -> Outcome:
@@ -62,6 +65,7 @@ class Outcome:
             per_class=tuple(values[y == k].mean().item() if (y == k).any() else None for k in classes),
             seconds=seconds,
             correct=tuple(correct.tolist()),
+            labels=digest(y),
             **more,
         )
 
@@ -146,6 +150,8 @@ class Comparison:
 
 def compare(first: Outcome, second: Outcome) -> Comparison:
     """Count the points that only one of two classifiers withstands."""
+    if len(first.correct) == len(second.correct) and first.labels != second.labels:
+        raise InputError("two evaluations can be compared on the same points only, and the labels of these differ")
     return compare_points(first.correct, second.correct)
 
 

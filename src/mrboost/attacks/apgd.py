@@ -78,7 +78,9 @@ class APGD(Aimed):
 
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if self.loss is dlr and classes < 3:
-            raise InputError(f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce or apgd-t")
+            raise InputError(
+                f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, apgd-t or autoattack"
+            )
 
     def evaluations(self) -> int:
         return self.steps + 1

@@ -102,7 +102,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
     low, high = x.aminmax()
     if not (low >= 0 and high <= 1):  # also false for NaN
         problem = "contain NaN" if x.isnan().any() else f"span [{low.item():.4g}, {high.item():.4g}]"
-        raise InputError(f"images must lie in [0, 1], these {problem}: rescale them, normalise inside the model")
+        remedy = "replace them" if x.isnan().any() else "rescale them, normalise inside the model"
+        raise InputError(f"images must lie in [0, 1], these {problem}: {remedy}")
 
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
