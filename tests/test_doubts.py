@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mrboost import Ensemble, InputError, Mixture
 from mrboost.attacks import PGD, Square
-from mrboost.doubts import Doubt, contradictions, doubts_of, probe
+from mrboost.doubts import Doubt, contradictions, doubts_of
+from mrboost.probing import probe
 
 
 def checks(doubts: list[Doubt]) -> list[str]:

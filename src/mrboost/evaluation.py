@@ -27,7 +27,7 @@ from .attacks.queue import run
 from .attacks.search import seed_of
 from .batches import attacked_batches, fitted, is_correct
 from .devices import device_of, exact_float32
-from .doubts import Doubt, probe
+from .doubts import Doubt
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
@@ -35,6 +35,7 @@ from .measured import Measured, UnfinishedError
 from .meter import Meter
 from .outcomes import Evaluation
 from .parts import Parts, digest
+from .probing import probe
 from .seeds import global_stream
 from .storage import State, replace_file, write_tensors
 from .threat import radius
