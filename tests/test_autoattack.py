@@ -150,7 +150,7 @@ def advance(search: Search, model: nn.Module, x: Tensor, y: Tensor, job: int = 0
     """One job of every point to its end, successes or not."""
     known = Points.of(model, x, y, 0)
     state = search.begin(known.x, known.y, known.ranking, known.keys, torch.full_like(y, job))
-    start = state["adv"] if "adv" in state else state["trial"]
+    start = state["adv"] if "adv" in state else state["found"]
     for _ in range(search.evaluations()):
         state = search.step(model, state)
     return state | {"start": start, "ranking": known.ranking}

@@ -22,7 +22,7 @@ from mrboost.errors import InputError
 from mrboost.losses import dlr, margin
 from mrboost.models import build
 from mrboost.seeds import hashed, hashed_uniform, image_keys
-from mrboost.threat import ball
+from mrboost.threat import ball, wide
 
 
 def test_keeps_the_contract(search: Search, model, batch) -> None:
@@ -211,27 +211,39 @@ def test_square_perturbations_are_extreme(model, batch) -> None:
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.7)])
-def test_square_does_not_ask_twice_for_the_same_image(norm: str, eps: float, model, batch) -> None:
-    """Another answer about the image that it has would change nothing, so none is asked for; and all others are."""
+def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, model, batch) -> None:
+    """Queries of an image run side by side, and none asks about the image that it has: the same images are found."""
     x, y = batch[0][:12], batch[1][:12]
-    search, twin, seen = Square(eps, norm, steps=400), deepcopy(model).double(), 0
+    search, twin, sizes = Square(eps, norm, steps=400), deepcopy(model).double(), []
 
     def counted(images: Tensor) -> Tensor:
-        nonlocal seen
-        seen += len(images)
+        sizes.append(len(images))
         return twin(images)
 
     keys = image_keys(0, x)
     state = search.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
-    every = dict(state)
-    for _ in range(search.evaluations()):
-        state = search.step(counted, state)
-        asked = margin(twin(every["trial"]), y, reduction="none")
-        better = asked > every["margin"]
-        every["found"] = torch.where(better[:, None, None, None], every["trial"], every["found"])
-        every["margin"], every["trial"] = torch.where(better, asked, every["margin"]), state["trial"]
-        assert torch.equal(state["found"], every["found"])
-    share = seen / (12 * search.evaluations())
+    found = state["found"]
+    known = margin(twin(found), y, reduction="none")
+    for t in range(1, search.evaluations()):
+        trial = (search._square if norm == "Linf" else search._move)(state | {"t": torch.full_like(y, t)}, found)
+        asked = margin(twin(trial), y, reduction="none")
+        better = (asked > known) & (known <= 0)
+        found, known = torch.where(wide(better, x), trial, found), torch.where(better, asked, known)
+    rounds = 0
+    while ((state["t"] < search.evaluations()) & ~state["hit"]).any():
+        state, rounds = search.step(counted, state), rounds + 1
+    assert torch.equal(state["found"], found)
+    assert 0 < state["hit"].sum() < 12
+    assert max(sizes) <= 8 * 12
+    assert rounds < search.evaluations() / 3
+    sizes.clear()
+    one = search.within(12)
+    state = one.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
+    for _ in range(one.evaluations()):
+        state = one.step(counted, state)
+    assert torch.equal(state["found"], found)
+    assert max(sizes) <= 12
+    share = sum(sizes) / (12 * one.evaluations())
     assert share < 0.9 if norm == "Linf" else share > 0.9
 
 

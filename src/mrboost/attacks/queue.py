@@ -132,6 +132,7 @@ def drain(
     Where the device is the faster the more lanes there are, several jobs of a point run side by side. The image that
     counts is still that of the first job to break the point: jobs after it stop, jobs before it go on.
     """
+    search = search if lanes is None else search.within(lanes)
     jobs, each, device = search.jobs(points.ranking.shape[1]), search.evaluations(), points.x.device
     if points.done.shape[1] != jobs:
         points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
@@ -158,7 +159,7 @@ def drain(
             count(-int(at.spent[points.alive[at.owner]].sum()), 0)
             at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again
             continue
-        before, at.spent = at.spent, (at.spent + stride).clamp(max=each)
+        before, at.spent = at.spent, at.state["t"].cpu()
         count(int((at.spent - before)[points.alive[at.owner]].sum()), 0)
         ended = at.state["t"] >= each
         offered = ended if search.patient else ended | at.state["hit"]

@@ -55,6 +55,10 @@ class Search(ABC):
     def check(self, x: Tensor, classes: int) -> None:  # noqa: B027 — most searches work on anything
         """Refuse images or models that this search cannot work on, before anything is computed."""
 
+    def within(self, lanes: int) -> Search:  # noqa: ARG002
+        """The same search, that evaluates no more than so many images at a time."""
+        return self
+
     def evaluations(self) -> int:
         """Evaluations of the model in one job."""
         return self.steps
@@ -69,7 +73,7 @@ class Search(ABC):
 
     @abstractmethod
     def step(self, model: Classifier, state: State) -> State:
-        """One evaluation of every lane; waits for nothing on the device."""
+        """One evaluation of every lane, or several; waits for nothing on the device."""
 
     def advance(self, model: Classifier, state: State) -> State:
         """A step of the lanes that have evaluations left; the others keep what they found."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -29,6 +29,8 @@ from .base import Classifier
 from .points import State
 from .search import Search
 
+_AHEAD, _NUMBERS = 8, 2**22
+"""At most so many queries of a lane at a time, and numbers in the images of all lanes' queries."""
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
@@ -40,13 +42,15 @@ class Square(Search):
         eps, norm: the ball, "Linf" or "L2".
         steps: queries after the first.
         share: the first square's share of the image.
+        abreast: as long as there are fewer images, several queries of each are made at a time, up to so many in all.
         seed: each image has its own stream.
     """
 
     steps: int = field(default=5000, kw_only=True)
     share: float = field(default=0.8, kw_only=True)
+    abreast: int = field(default=1024, kw_only=True)
 
-    strides = (25, 50)
+    strides = (5, 25)
 
     @property
     def name(self) -> str:
@@ -58,6 +62,9 @@ class Square(Search):
     def evaluations(self) -> int:
         return self.steps + 1
 
+    def within(self, lanes: int) -> Square:
+        return replace(self, abreast=lanes)
+
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if x.ndim != 4:
             raise InputError(f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}")
@@ -66,22 +73,32 @@ class Square(Search):
         start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
         return {
             "x": x, "y": y, "keys": keys, "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool),
-            "found": x, "trial": start, "margin": x.new_full((len(x),), -torch.inf),
+            "found": start, "margin": x.new_full((len(x),), -torch.inf),
         }  # fmt: skip
 
     def step(self, model: Classifier, state: State) -> State:
-        s, x, trial = state, state["x"], state["trial"]
-        margins = self._margins(model, s)
-        better = margins > s["margin"]
-        best = torch.where(wide(better, x), trial, s["found"])
-        margins = torch.where(better, margins, s["margin"])
-        t = s["t"] + 1
+        """The next queries of each lane, several at a time: most change nothing, and what follows the first that does
+        is forgotten, so that it is as if each had waited for the last."""
+        lanes = len(state["t"])
+        ahead = max(1, min(_AHEAD, self.abreast // lanes, _NUMBERS // state["x"].numel()))
+        s = {key: value[:, None].expand(-1, ahead, *value.shape[1:]).flatten(0, 1) for key, value in state.items()}
+        s["t"] = s["t"] + torch.arange(ahead, device=s["t"].device).repeat(lanes)
         propose = self._square if self.norm == "Linf" else self._move
-        return s | {"t": t, "hit": margins > 0, "found": best, "margin": margins, "trial": propose(s | {"t": t}, best)}
+        trial = torch.where(wide(s["t"] == 0, s["x"]), s["found"], propose(s, s["found"]))  # the first is the start
+        margins = self._margins(model, trial, s)
+        better = ((margins > s["margin"]) & ~s["hit"] & (s["t"] < self.evaluations())).view(lanes, ahead)
+        some, first = better.any(dim=1), better.byte().argmax(dim=1)
+        chosen = first + torch.arange(0, lanes * ahead, ahead, device=first.device)
+        margins = torch.where(some, margins[chosen], state["margin"])
+        return state | {
+            "t": (state["t"] + torch.where(some, first + 1, ahead * ~state["hit"])).clamp(max=self.evaluations()),
+            "hit": margins > 0, "margin": margins,
+            "found": torch.where(wide(some, trial), trial[chosen], state["found"]),
+        }  # fmt: skip
 
-    def _margins(self, model: Classifier, state: State) -> Tensor:
+    def _margins(self, model: Classifier, trial: Tensor, state: State) -> Tensor:
         """Of the trials. One that is the image found so far is not asked for again, where looking costs nothing."""
-        trial, y, known = state["trial"], state["y"], state["margin"]
+        y, known = state["y"], state["margin"]
         new: Tensor | slice = slice(None)
         if trial.device.type == "cpu":
             new = ((trial != state["found"]).flatten(1).any(dim=1) | known.isneginf()).nonzero().squeeze(1)
