@@ -122,7 +122,7 @@ class Engine:
 
     def __init__(self, model: Model, x: Tensor) -> None:
         self.model = quick(model, x)
-        self.lanes, self.abreast = (1024, True) if x.is_cuda else (256, False)
+        self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
         # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's memory page by page.
         torch.empty(2**25 - 2**14, dtype=torch.uint8)
         self._graphs: dict[tuple[int, int], tuple[Graph, State]] = {}

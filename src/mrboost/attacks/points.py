@@ -75,14 +75,9 @@ class Points:
         self.broken_by[who[broken]] = number
         return broken
 
-    def pending(self, owner: Tensor, job: Tensor, ahead: int) -> Tensor:
-        """Pairs (job, point) that stand, are not finished and run in no lane, low jobs first.
-
-        A job waits until at most ``ahead`` jobs of its point before it are unfinished.
-        """
-        number = torch.arange(self.done.shape[1])
-        finished = self.done.long().cumprod(dim=1).sum(dim=1, keepdim=True)
-        waiting = ~self.done & self.alive[:, None] & (number <= finished + ahead)
+    def pending(self, owner: Tensor, job: Tensor) -> Tensor:
+        """Pairs (job, point) that stand, are not finished and run in no lane, low jobs first."""
+        waiting = ~self.done & self.alive[:, None]
         waiting[owner, job] = False
         return waiting.T.nonzero()
 

@@ -129,8 +129,8 @@ def drain(
 ) -> None:
     """Run ``search`` on all points that stand, as ``number`` in the order of attacks.
 
-    Where the device is the faster the more lanes there are, several jobs of a point run side by side. The image that
-    counts is still that of the first job to break the point: jobs after it stop, jobs before it go on.
+    Full lanes are faster than few, so several jobs of a point run side by side. The image that counts is still that of
+    the first job to break the point: jobs after it stop, jobs before it go on.
     """
     search = search if lanes is None else search.within(lanes)
     jobs, each, device = search.jobs(points.ranking.shape[1]), search.evaluations(), points.x.device
@@ -138,14 +138,12 @@ def drain(
         points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
     at = _Lanes.of(points.lanes, device)
     count(int(each * points.done[points.alive].sum() + at.spent[points.alive[at.owner]].sum()), 0)
-    ahead = jobs if engine.abreast else 0
-    left = ~points.done[points.alive]
-    waiting = int(left.sum() if ahead else left.any(dim=1).sum())
+    waiting = int((~points.done[points.alive]).sum())
     most = lanes or engine.lanes
     most = -(-waiting // max(1, -(-waiting // most)))  # as many rounds as needed, equally full
     breaker = torch.full((len(points.x),), jobs)  # the first job that broke a point
     while True:
-        if len(pairs := points.pending(at.owner, at.job, ahead)[: max(0, most - len(at.owner))]):
+        if len(pairs := points.pending(at.owner, at.job)[: max(0, most - len(at.owner))]):
             at.add(search, points, pairs)
         if not at.state:
             break
