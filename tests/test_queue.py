@@ -104,6 +104,29 @@ def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batc
     assert again.adv == pytest.approx(whole.adv, abs=1e-5)
 
 
+def test_memory_running_out_leaves_one_query_at_a_time(model, batch, monkeypatch) -> None:
+    """Square asks about several versions of an image at once: fewer lanes must not mean more of those."""
+    x, y = batch[0][:6], batch[1][:6]
+    search, step, most = Square(0.1, steps=40), Square.step, 0
+
+    def small(self: Square, network, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        def watched(images: Tensor) -> Tensor:
+            nonlocal most
+            if len(images) > 1:
+                raise torch.OutOfMemoryError("no room")
+            most = max(most, len(images))
+            return network(images)
+
+        return step(self, watched, state)
+
+    expected = run(model, x, y, [search], 0)
+    monkeypatch.setattr(Square, "step", small)
+    found = run(model, x, y, [search], 0)
+    assert most == 1
+    assert torch.equal(found.broken_by, expected.broken_by)
+    assert found.adv == pytest.approx(expected.adv, abs=1e-5)
+
+
 def test_memory_running_out_halves_the_lanes(model, batch) -> None:
     x, y = batch
     expected = run(model, x, y, [APGD(0.1, steps=5)], 0)

@@ -154,16 +154,16 @@ def drain(
             if most == 1 or lanes is not None:
                 raise
             most //= 2
+            search = search.within(most)
             count(-int(at.spent[points.alive[at.owner]].sum()), 0)
             at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again
             continue
         before, at.spent = at.spent, at.state["t"].cpu()
         count(int((at.spent - before)[points.alive[at.owner]].sum()), 0)
-        ended = at.state["t"] >= each
-        offered = ended if search.patient else ended | at.state["hit"]
-        look = offered.cpu().nonzero().squeeze(1)
+        over = at.spent >= each
+        look = (over if search.patient else over | at.state["hit"].cpu()).nonzero().squeeze(1)
         if len(look):
-            lane, over, stood = look.to(device), ended.cpu(), points.alive
+            lane, stood = look.to(device), points.alive
             images = at.state["found"][lane]
             logits = judge(model, images, search.name, at.owner[look] + points.first)
             search.refute(at.state, lane)
