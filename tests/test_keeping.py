@@ -110,6 +110,22 @@ def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_pa
     assert first["t"].correct != second["t"].correct
 
 
+SCALE = 1.0
+
+
+def test_a_small_change_behind_a_function_is_seen(model, batch, tmp_path, monkeypatch) -> None:
+    """A function has no weights to go by: what counts is what it answers."""
+
+    def scaled(images: Tensor) -> Tensor:
+        return SCALE * model(images)
+
+    kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
+    first = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    monkeypatch.setitem(globals(), "SCALE", 0.998)
+    second = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    assert second["fgsm"].margin == pytest.approx(0.998 * first["fgsm"].margin, rel=1e-5)
+
+
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, chunk: int) -> None:
     """Wherever among the images it fails, the others are measured on all of them."""

@@ -36,7 +36,7 @@ class Outcome:
     largest other one on the attacked images, ``min_margin`` the least of them. An attack that is several in turn
     has ``stages``, and says of each image by which it was ``broken_by``: from 1 on, 0 for an image that was wrong from
     the start, -1 for one that stands. ``black_box`` attacks do not use the model's gradients. ``labels`` stands
-    for those of the images: two outcomes with the same are of the same images.
+    for those of the images: outcomes with another are of other images.
     """
 
     attack: str

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +46,11 @@ def probe(
         ball(norm, eps)
     device = device_of(model, otherwise=x.device)
     picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
-    with keep_random_state(device), torch.inference_mode(False), ExitStack() as restore:
+    with keep_random_state(device), torch.inference_mode(False):
         images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
         labels = y[picked.to(y.device)].to(device, copy=True)
         minding, as_given = _as_given(model, images)
-        restore.enter_context(attacked(model))
+    with attacked(model), keep_random_state(device), torch.inference_mode(False):
         check_logits(model, images, labels)
         look = _look(model, images, labels)
         seen = {"random": _random(model, look)}
