@@ -150,6 +150,9 @@ def test_a_curve_of_evaluations_does_not_rise() -> None:
 
     lines = curve_table([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)]).splitlines()
     assert [line.split()[-4] for line in lines[1:]] == ["75.00", "50.00", "50.00"]
+    unfinished = at(0.4, 0, 0, 0, 0)
+    del unfinished["outcomes"][1]
+    assert curve_table([at(0.1, 1, 1, 0, 1), unfinished]).splitlines()[2].split()[-1] == "–"
 
 
 def test_memory_running_out_halves_the_batch(batch) -> None:

@@ -100,12 +100,14 @@ def curve_table(evaluations: Sequence[Mapping[str, Any]]) -> str:
     lines[0] += [WORST] if len(lines[0]) > 3 else []
     smaller: list[list[Sequence[float]]] = [[] for _ in evaluations[0]["outcomes"]]
     for evaluation in evaluations:
-        for points, outcome in zip(smaller, evaluation["outcomes"], strict=True):
+        outcomes = evaluation["outcomes"]
+        for points, outcome in zip(smaller, outcomes, strict=False):  # an attack may have come to nothing here
             points.append(outcome["correct"])
-        figures = [worst_case(points) for points in smaller]
-        figures += [worst_case([one for points in smaller for one in points])] if WORST in lines[0] else []
+        figures = [worst_case(points) for points in smaller[: len(outcomes)]]
+        if WORST in lines[0] and len(outcomes) == len(smaller):
+            figures.append(worst_case([one for points in smaller for one in points]))
         cells = [f"{100 * value:.2f} ({100 * low:.1f} – {100 * high:.1f})" for value, (low, high) in figures]
-        lines.append([format_eps(evaluation["eps"]), *cells])
+        lines.append([format_eps(evaluation["eps"]), *cells, *["–"] * (len(lines[0]) - 1 - len(cells))])
     return _aligned(lines)
 
 
