@@ -200,7 +200,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             solver=solver,
             depth=int(self.max_depth),
             rounds=int(self.n_rounds or usual),
-            nu=None if isinstance(self.nu, str) else float(self.nu),
+            nu=None if solver == "smooth" or isinstance(self.nu, str) else float(self.nu),
             alpha=float(self.alpha),
             most=int(self.max_thresholds),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),

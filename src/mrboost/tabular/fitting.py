@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import methodcaller
 
 import numpy as np
@@ -28,7 +28,7 @@ class Options:
     solver: str
     depth: int
     rounds: int
-    nu: float | None
+    nu: float | None  # to be chosen, or with "smooth" there is none
     alpha: float
     most: int
     seed: int
@@ -45,6 +45,10 @@ class Table:
     classes: int
     points: float
     """How many rows of the given table these stand for."""
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        return Pairs(self.classes)
 
     @staticmethod
     def merged(X: Floats, y: Ints, weight: Floats, eps: Floats, classes: int) -> Table:
@@ -77,7 +81,6 @@ class Fitted:
 
 
 def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
-    nu = options.nu if options.solver != "smooth" else None
     if options.solver != "smooth" and options.nu is None:
         chosen = choose_nu(table, options, tick)
         for nu in (chosen, *(larger for larger in NUS if larger > chosen)):
@@ -85,21 +88,18 @@ def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambd
             if not fitted.is_tie:  # on all rows it can be one though it was none on parts of them
                 break
         return fitted
-    pairs = Pairs(table.classes)
     cells = Cells.of(table.X, table.eps, options.most)
     if options.base == "stump":
-        return _fit_stumps(table, options, nu, pairs, StumpCover.of(cells, table.X, table.eps), tick)
-    return _fit_trees(table, options, nu, pairs, cells, tick)
+        return _fit_stumps(table, options, StumpCover.of(cells, table.X, table.eps), tick)
+    return _fit_trees(table, options, cells, tick)
 
 
-def _fit_trees(
-    table: Table, options: Options, nu: float | None, pairs: Pairs, cells: Cells, tick: Callable[[], object]
-) -> Fitted:
+def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
     """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the adversary of the game
     on the trees so far (half of the weight; the other half stays, so that trees keep seeing everything)."""
     batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
-    weight = table.weight
+    pairs, weight = table.pairs, table.weight
     for batch in batches:
         if not len(batch):
             continue
@@ -109,53 +109,41 @@ def _fit_trees(
         )  # fmt: skip
         cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
-        values, bias, value, played = _solve(table, options, nu, pairs, cover, model.offset, tick)
+        values, bias, value, played = _solve(table, options, cover, model.offset, tick)
         if played is not None:
             weight = (table.weight + played / played.sum()) / 2
-    return Fitted(replace(model, values=values, bias=bias), value, nu, methodcaller("stages"))
+    return Fitted(replace(model, values=values, bias=bias), value, options.nu, methodcaller("stages"))
 
 
 def _solve(
-    table: Table,
-    options: Options,
-    nu: float | None,
-    pairs: Pairs,
-    cover: Cover,
-    offset: Ints,
-    tick: Callable[[], object],
+    table: Table, options: Options, cover: Cover, offset: Ints, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
     """Values and bias by "smooth" or "lp", what is known of the game's value, and the adversary's weights ("lp")."""
+    pairs = table.pairs
     if options.solver == "smooth":
         iterations = options.rounds if options.base == "stump" else STEPS
         values, bias = smooth.solve(
             cover, table.y, table.weight, pairs, alpha=options.alpha, iterations=iterations, tick=tick
         )
-        return values, bias, _smooth_value(table, pairs, cover, values, bias), None
-    assert nu is not None
-    votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, nu)
+        return values, bias, _smooth_value(table, cover, values, bias), None
+    assert options.nu is not None
+    votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, options.nu)
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
     margins = smooth.robust_margins(smooth.class_views(cover, table.y), pairs, values, bias)
-    lower = hedge.soft_minimum(margins, table.weight, nu)
+    lower = hedge.soft_minimum(margins, table.weight, options.nu)
     upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
     return values, bias, (lower, max(upper, lower)), played
 
 
-def _fit_stumps(
-    table: Table,
-    options: Options,
-    nu: float | None,
-    pairs: Pairs,
-    cover: StumpCover,
-    tick: Callable[[], object],
-) -> Fitted:
+def _fit_stumps(table: Table, options: Options, cover: StumpCover, tick: Callable[[], object]) -> Fitted:
     if options.solver != "hedge":
-        values, bias, value, _ = _solve(table, options, nu, pairs, cover, cover.cells.offset, tick)
-        return Fitted(StumpModel(cover.cells, values, bias, pairs), value, nu, methodcaller("stages"))
-    assert nu is not None
-    game = hedge.Game(cover, table.y, table.weight, pairs, nu)
+        values, bias, value, _ = _solve(table, options, cover, cover.cells.offset, tick)
+        return Fitted(StumpModel(cover.cells, values, bias, table.pairs), value, options.nu, methodcaller("stages"))
+    assert options.nu is not None
+    game = hedge.Game(cover, table.y, table.weight, table.pairs, options.nu)
     stumps, value = hedge.play(game, options.rounds, tick=tick)
-    model = _voting(cover.cells, pairs, game.votes, game.constant)
-    return Fitted(model, value, nu, partial(_replay, stumps=tuple(stumps), pairs=pairs))
+    model = _voting(cover.cells, table.pairs, game.votes, game.constant)
+    return Fitted(model, value, options.nu, partial(_replay, stumps=tuple(stumps)))
 
 
 def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> StumpModel:
@@ -163,28 +151,29 @@ def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> Stum
     return StumpModel(cells, pairs.from_votes(votes), pairs.from_votes(constant), pairs)
 
 
-def _replay(model: Model, *, stumps: tuple[Stump, ...], pairs: Pairs) -> Iterable[Model]:
+def _replay(model: Model, *, stumps: tuple[Stump, ...]) -> Iterable[Model]:
     assert isinstance(model, StumpModel)
-    votes, constant = np.zeros((model.cells.count, pairs.classes)), np.zeros(pairs.classes)
+    classes = model.pairs.classes
+    votes, constant = np.zeros((model.cells.count, classes)), np.zeros(classes)
     for stump in stumps:
         hedge.cast(stump, model.cells, votes, constant)
-        yield _voting(model.cells, pairs, votes, constant)
+        yield _voting(model.cells, model.pairs, votes, constant)
 
 
-def _smooth_value(table: Table, pairs: Pairs, cover: Cover, values: Floats, bias: Floats) -> tuple[float, float] | None:
+def _smooth_value(table: Table, cover: Cover, values: Floats, bias: Floats) -> tuple[float, float] | None:
     """The hard game's value: below it the normalised margin (two classes; constants give 0), above it the best response
     to the adversary of the loss."""
     if not isinstance(cover, StumpCover):
         return None
     views = smooth.class_views(cover, table.y)
-    _, mass, labels = smooth.robust_loss(views, table.weight, pairs, values, bias)
+    _, mass, labels = smooth.robust_loss(views, table.weight, table.pairs, values, bias)
     upper = hedge.best_response(cover, mass)[0] / labels.sum()
     lower = 0.0
     if table.classes == 2:
         jumps = np.where(cover.cells.first, 0.0, np.diff(values[:, 0], prepend=0.0))
         rest = bias[0] + values[cover.cells.first, 0].sum() + jumps.sum() / 2
         votes = np.abs(jumps).sum() / 2 + abs(rest)  # a jump is two stumps' worth of votes, the rest is a constant's
-        margins = smooth.robust_margins(views, pairs, values, bias)
+        margins = smooth.robust_margins(views, table.pairs, values, bias)
         lower = max(float(margins.min() / votes), 0.0) if votes > 0 else 0.0
     return lower, max(upper, lower)
 
