@@ -85,8 +85,6 @@ def certify(
     witness: bool = True,
     limit: int = 2000,
     progress: bool = False,
-    value: tuple[float, float] | None = None,
-    attainable: float | None = None,
 ) -> Certificate:
     """The certificate of a fitted ensemble; ``y`` counts the classes from 0.
 
@@ -112,8 +110,6 @@ def certify(
         misled=misled,
         witness=found if witness else None,
         radius=largest_radius(model, X, y, eps, progress=progress) if radius else None,
-        value=value,
-        attainable=attainable,
         searched=bool(limit) or isinstance(model, StumpModel),
     )
 

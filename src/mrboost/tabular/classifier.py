@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
 
@@ -112,8 +112,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
         more = FOLDS * (1 + len(NUS)) if options.solver != "smooth" and options.nu is None else 0
         more += STEPS if options.solver == "smooth" and options.base == "tree" else 0
-        with _progress(options.rounds + more, bool(self.verbose)) as tick:
-            fitted = fit_table(table, options, tick)
+        with tqdm(total=options.rounds + more, desc="fit", disable=None if self.verbose else True) as bar:
+            fitted = fit_table(table, options, bar.update)
         self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
         self.certificate_ = self._training_certificate(X, codes, fitted)
         return self
@@ -266,10 +266,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _training_certificate(self, X: Floats, codes: Ints, fitted: Fitted) -> Certificate:
         attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MATCHED else None
-        found = certify(
-            fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0,
-            value=fitted.value, attainable=attainable,
-        )  # fmt: skip
+        found = certify(fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0)
         said = []
         if fitted.is_tie:
             remedy = "use nu='auto' or solver='smooth'" if fitted.nu == 0 else "use a larger nu or solver='smooth'"
@@ -283,7 +280,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if said:
             warnings.warn("; ".join(said), RobustnessWarning, stacklevel=3)
-        return found
+        return replace(found, value=fitted.value, attainable=attainable)
 
 
 def _probabilities(decision: Floats) -> Floats:
@@ -291,9 +288,3 @@ def _probabilities(decision: Floats) -> Floats:
         second = expit(decision)
         return np.stack([1 - second, second], axis=1)
     return np.asarray(softmax(decision, axis=1))
-
-
-@contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Callable[[], object]]:
-    with tqdm(total=total, desc="fit", disable=None if shown else True) as bar:
-        yield bar.update
