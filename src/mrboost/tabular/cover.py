@@ -56,12 +56,12 @@ class Cover:
         return np.bincount(cell, (mass / size)[position], self.count).astype(np.float64)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Values of cells from the parameters that the smooth objective shrinks."""
-        raise NotImplementedError
+        """Values of cells from the parameters that the smooth objective shrinks: for trees they are the same."""
+        return parameters
 
     def fold(self, gradient: Floats) -> Floats:
         """The transpose of ``expand``."""
-        raise NotImplementedError
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,6 @@ class TreeCover(Cover):
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
         position, place = _ranges(self.start[groups], self.size[groups])
         return position, self.flat[place]
-
-    def expand(self, parameters: Floats) -> Floats:
-        return parameters
-
-    def fold(self, gradient: Floats) -> Floats:
-        return gradient
 
 
 def _ranges(start: Ints, size: Ints) -> tuple[Ints, Ints]:
