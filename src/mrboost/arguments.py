@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argpar
     return options
 
 
-def _build() -> tuple[_Parser, dict[str, _Parser]]:
+def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
     parser = _Parser(
         prog="mrboost",
         description="Train classifiers that withstand adversarial inputs, measure how well they do, and report it.",
@@ -73,23 +73,18 @@ def _build() -> tuple[_Parser, dict[str, _Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    commands = {}
-    for add in (
-        _train_command,
-        _evaluate_command,
-        _join_command,
-        _reweight_command,
-        _report_command,
-        _study_command,
-        _recipes_command,
-        _data_command,
-    ):
-        command = add(sub)
-        commands[command.prog.split()[-1]] = command
-    return parser, commands
+    _train_command(sub)
+    _evaluate_command(sub)
+    _join_command(sub)
+    _reweight_command(sub)
+    _report_command(sub)
+    _study_command(sub)
+    _recipes_command(sub)
+    _data_command(sub)
+    return parser, sub.choices
 
 
-def _train_command(sub: Any) -> _Parser:
+def _train_command(sub: Any) -> None:
     p = _command(
         sub,
         "train",
@@ -103,7 +98,6 @@ def _train_command(sub: Any) -> _Parser:
     p.add_argument("--resume", action="store_true", help="go on with the run in --out")
     p.add_argument("--first", type=Path, metavar="RUN", help="boost a trained network: that of RUN is the first round")
     _shared(p)
-    return p
 
 
 def _training_options(p: Any) -> None:
@@ -155,7 +149,7 @@ def _training_options(p: Any) -> None:
     )
 
 
-def _evaluate_command(sub: Any) -> _Parser:
+def _evaluate_command(sub: Any) -> None:
     p = _command(
         sub,
         "evaluate",
@@ -189,19 +183,17 @@ def _evaluate_command(sub: Any) -> _Parser:
         "In the table, margin is the mean of the true logit minus the largest other one on the attacked images, least "
         "the smallest: below 0 an image is misclassified. Attacks that stop at the first mistake leave larger ones."
     )
-    return p
 
 
-def _join_command(sub: Any) -> _Parser:
+def _join_command(sub: Any) -> None:
     p = _command(sub, "join", "Networks that were trained apart as one ensemble: a run folder like any other.")
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote, of one model and dataset")
     p.add_argument("--out", type=Path, metavar="DIR", required=True, help="run folder of the ensemble")
     _imports(p)
     p.add_argument("--json", action="store_true", help="print one JSON document")
-    return p
 
 
-def _reweight_command(sub: Any) -> _Parser:
+def _reweight_command(sub: Any) -> None:
     p = _command(
         sub,
         "reweight",
@@ -211,10 +203,9 @@ def _reweight_command(sub: Any) -> _Parser:
     p.add_argument("--objective", default="average", metavar="O", help="average (default) or minimum margin")
     p.add_argument("--weights", default="best", metavar="W", help="of the members' best (default) or last epochs")
     _shared(p)
-    return p
 
 
-def _report_command(sub: Any) -> _Parser:
+def _report_command(sub: Any) -> None:
     p = _command(sub, "report", "One self-contained HTML page on one run, or on several side by side.")
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
     p.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)")
@@ -225,10 +216,9 @@ def _report_command(sub: Any) -> _Parser:
     )  # fmt: skip
     p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
     _shared(p)
-    return p
 
 
-def _study_command(sub: Any) -> _Parser:
+def _study_command(sub: Any) -> None:
     p = _command(
         sub,
         "study",
@@ -248,23 +238,20 @@ def _study_command(sub: Any) -> _Parser:
     p.add_argument("--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)")
     _shared(p)
     _training_options(p.add_argument_group("options of each training", "in the place of the scale's"))
-    return p
 
 
-def _recipes_command(sub: Any) -> _Parser:
+def _recipes_command(sub: Any) -> None:
     p = _command(sub, "recipes", "List the methods, or show how one is composed.")
     p.add_argument("--show", metavar="NAME", help="the parts, the formula and the reference of one recipe")
     p.add_argument("--markdown", action="store_true", help="a table of how each is composed")
     p.add_argument("--json", action="store_true", help="print one JSON document")
-    return p
 
 
-def _data_command(sub: Any) -> _Parser:
+def _data_command(sub: Any) -> None:
     p = _command(sub, "data", "List the datasets, or say what one holds and where it was found.")
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
     _data_place(p)
     p.add_argument("--json", action="store_true", help="print one JSON document")
-    return p
 
 
 def _command(sub: Any, name: str, description: str) -> _Parser:
