@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Self
 
 import torch
@@ -13,7 +15,7 @@ from .errors import InputError
 
 def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     """The mean of the members' logits: one forward pass each, and a running sum."""
-    total = sum_of(member(x) for member in members)
+    total = reduce(add, (member(x) for member in members))
     return total if len(members) == 1 else total / len(members)
 
 
@@ -64,7 +66,7 @@ class Ensemble(_Members):
 
     def forward(self, x: Tensor) -> Tensor:
         # A running sum: one member's activations need to live at a time when no gradient is asked for.
-        return sum_of(logits * weight for logits, weight in self._answers(x))
+        return reduce(add, (logits * weight for logits, weight in self._answers(x)))
 
 
 class Mixture(_Members):
@@ -81,12 +83,4 @@ class Mixture(_Members):
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
-        return sum_of((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x))
-
-
-def sum_of(terms: Iterable[Tensor]) -> Tensor:
-    iterator = iter(terms)
-    total = next(iterator)
-    for term in iterator:
-        total = total + term
-    return total
+        return reduce(add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x)))
