@@ -33,6 +33,7 @@ from .ensemble import mean_logits
 from .errors import InputError
 from .losses import is_label, margin_cross_entropies
 from .samplers import Sample, Turn
+from .seeds import random_like
 from .threat import wide
 
 _STEP_RANGE = 100.0  # each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
@@ -104,7 +105,7 @@ class Exp:
             return _Place(z.detach(), losses.detach(), density.detach(), gradient)
 
         with attacked(*who):
-            place = visit(_normal(x.shape, x, generator))
+            place = visit(random_like(torch.randn, x, generator))
             log_weight = torch.zeros_like(place.density)
             accepted = torch.zeros_like(place.density)
             for k in range(1, self.steps + 1):
@@ -132,7 +133,7 @@ def _move(
 ) -> tuple[_Place, Tensor]:
     """One Metropolis-corrected Langevin move that leaves exp(power · density) N(z; 0, 1) invariant."""
     keep, drift, variance = (1 - h / 2) / (1 + h / 2), power * h / (1 + h / 2), 2 * h / (1 + h / 2) ** 2
-    noise = _normal(place.z.shape, place.z, generator)
+    noise = random_like(torch.randn, place.z, generator)
     new = visit(keep * place.z + drift * place.gradient + variance.sqrt() * noise)
 
     def excess(start: _Place, end: _Place) -> Tensor:
@@ -151,7 +152,3 @@ def _draw(log_weights: Tensor, generator: torch.Generator) -> Tensor:
     """An index of each row, with these unnormalised log probabilities."""
     weights = log_weights.softmax(dim=1)  # torch.multinomial does the same, and waits for the device
     return (weights / torch.empty_like(weights).exponential_(generator=generator)).argmax(dim=1)
-
-
-def _normal(shape: torch.Size, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
