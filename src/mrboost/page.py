@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterable
 from html import escape
 
-import numpy as np
 from torch import Tensor
 
 
@@ -21,9 +20,7 @@ def png(image: Tensor) -> str:
     from PIL import Image
 
     values = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
-    if values.shape[2] not in (1, 3):
-        values = values[:, :, :1]
-    picture = Image.fromarray(np.squeeze(values, axis=2) if values.shape[2] == 1 else values)
+    picture = Image.fromarray(values if values.shape[2] == 3 else values[:, :, 0])
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
