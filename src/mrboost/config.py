@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from . import models
 from .attacks import PGD
@@ -70,13 +70,9 @@ class Config:
             raise InputError("batch_size must be at least 2: BatchNorm has no statistics of a single image")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InputError(f"seed must be a whole number in 0 … 2^63 − 1, got {self.seed!r}")
-        for name, known in (
-            ("select_on", ("validation", "test")),
-            ("precision", ("auto", "32-true", "bf16-mixed")),
-            ("fast", ("auto", "on", "off")),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, kind in (("select_on", SelectOn), ("precision", Precision), ("fast", Fast)):
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
 
     def of_round(self, round_: int) -> Config:
         """What holds in one round: those after the first may be shorter, and may learn more slowly."""
