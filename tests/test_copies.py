@@ -104,7 +104,7 @@ def test_shared_layers_are_not_folded(batch) -> None:
 @pytest.fixture
 def small_wide_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
     """WideResNet-34-10 with one block a stage and a tenth of the channels: the same layers in the same order."""
-    shrunk = registry._Entry(lambda shape, classes: _wide_resnet(shape, classes, depth=10, widen=1), normalize=True)
+    shrunk = (lambda shape, classes: _wide_resnet(shape, classes, depth=10, widen=1), True)
     monkeypatch.setitem(registry._REGISTRY, "wrn-34-10", shrunk)
 
 

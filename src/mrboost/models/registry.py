@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +36,8 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
-@dataclass(frozen=True)
-class _Entry:
-    factory: Factory
-    normalize: bool
-
-
-_REGISTRY: dict[str, _Entry] = {}
+_REGISTRY: dict[str, tuple[Factory, bool]] = {}
+"""How each is built, and whether its images are normalised."""
 
 
 def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factory]:
@@ -52,7 +46,7 @@ def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factor
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
             raise InputError(f"a model called {name!r} is registered already: choose another name")
-        _REGISTRY[name] = _Entry(factory, normalize)
+        _REGISTRY[name] = factory, normalize
         return factory
 
     return decorate
@@ -93,11 +87,11 @@ def build(
     if copies > 1:
         one = name.partition("x")[2]
         return Ensemble(build(one, shape, classes, mean=mean, std=std) for _ in range(copies))
-    entry = _REGISTRY[base]
-    network = entry.factory(shape, classes)
+    factory, normalize = _REGISTRY[base]
+    network = factory(shape, classes)
     if smooth:
         _exchange_relu(network, name)
-    if not entry.normalize:
+    if not normalize:
         return network
     return nn.Sequential(Normalize(mean or [0.0] * shape[0], std or [1.0] * shape[0]), network)
 
