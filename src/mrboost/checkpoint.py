@@ -81,10 +81,8 @@ class Progress:
             index, _, slot = name.partition(".")
             slots.setdefault(int(index), {})[slot] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
-        for (
-            parameter,
-            kept,
-        ) in self.optimizer.state.items():  # files hold rows; the fused step wants the weights' layout
+        for parameter, kept in self.optimizer.state.items():
+            # Files hold rows; the fused step wants the weights' layout.
             kept.update({slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim})
         self.best = _part(tensors, "best")
 

@@ -22,9 +22,8 @@ from mrboost.errors import InputError
 Floats = NDArray[np.float64]
 Matrix = NDArray[Any]
 
-_DENSE = (
-    1 << 24
-)  # entries up to which small integers are worth eight bytes each: products are then several times faster
+_DENSE = 1 << 24
+"""Entries up to which small integers are worth eight bytes each: products are then several times faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +74,14 @@ class Payoff:
         """What each classifier earns in expectation over P."""
         if self.matrix.dtype == np.float64:
             return np.asarray(self.matrix @ adversary)
-        return np.concatenate([block.astype(np.float64) @ adversary for block in self._blocks()])
+        height = max(1, (_DENSE >> 2) // self.points)
+        blocks = (self.matrix[start : start + height] for start in range(0, self.classifiers, height))
+        return np.concatenate([block.astype(np.float64) @ adversary for block in blocks])
 
     def margins(self, learner: Floats) -> Floats:
         """What the mixture Q earns at each point: [h_Q(x+δ)]_y − [h_Q(x+δ)]_{y'}."""
         used = np.flatnonzero(learner)
         return np.asarray(learner[used] @ self.matrix[used].astype(np.float64, copy=False))
-
-    def _blocks(self) -> list[Matrix]:
-        height = max(1, (_DENSE >> 2) // self.points)
-        return [self.matrix[start : start + height] for start in range(0, self.classifiers, height)]
 
 
 @dataclass(frozen=True, eq=False)
