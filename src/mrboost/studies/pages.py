@@ -18,7 +18,7 @@ from mrboost.page import embedded, html_page, table
 from mrboost.runs import Run
 from mrboost.storage import replace_file
 
-from .declared import SCALES
+from .declared import SCALES, STUDIES
 from .figures import Table
 from .pairs import column_labels, paired
 from .paper import Figures, Report, report
@@ -229,16 +229,8 @@ def _claims(paper: Report, ours: Figures) -> list[Table]:
             holds = sum(difference > 0 for difference in found)
             cells.append(f"{holds} of {len(found)}, least {min(found):+.2f}" if found else "not measured")
         rows.append([claim.says, *cells])
-    head = ["the paper says", "holds on its numbers", "holds on ours"]
-    return (
-        [
-            Table(
-                "What the text says of these numbers: comparisons in which it holds, and the least surplus.", head, rows
-            )
-        ]
-        if rows
-        else []
-    )
+    title = "What the text says of these numbers: comparisons in which it holds, and the least surplus."
+    return [Table(title, ["the paper says", "holds on its numbers", "holds on ours"], rows)] if rows else []
 
 
 def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[str, str]:
@@ -262,7 +254,5 @@ def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[s
 
 def listing() -> str:
     """The studies and the scales, one line each."""
-    from .declared import STUDIES
-
     lines = [f"{name:<14} {study.title} ({report(name).place})" for name, study in STUDIES.items()]
     return "\n".join([*lines, "", *(f"--scale {name:<6} {scale.summary}" for name, scale in SCALES.items())])

@@ -208,10 +208,8 @@ class Training:
 def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dict[str, Any]]:
     """What is known of these weights and members on so many test images in the run's ball, by attack."""
     found: dict[str, dict[str, Any]] = {}
-    if not run.results.get("evaluations"):
-        return found
     wanted = {"weights": which, "members": members, "eps": run.config["eps"], "norm": run.config["norm"]}
-    for evaluation in run.results["evaluations"]:
+    for evaluation in run.results.get("evaluations", []):
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
         if enough and all(evaluation.get(key) == value for key, value in wanted.items()) and run.is_of(evaluation):
