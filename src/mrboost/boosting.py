@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from . import data as datasets
 from . import models, runs
@@ -21,6 +19,7 @@ from .devices import company, leave, make_fabric, place
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import evaluate
+from .meter import note
 from .recipes import Recipe, get
 from .seeds import derive, global_stream
 from .training import VALIDATION_STEPS, fit
@@ -170,10 +169,9 @@ def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run
         run.save_results(lambda results: results | {"rounds": [rows[key] for key in sorted(rows)]})
         if progress and config.rounds > 1:
             clean, robust = scores.outcomes
-            tqdm.write(
+            note(
                 f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  {robust.attack} "
-                f"{robust.accuracy:.2%}  margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})",
-                file=sys.stderr,
+                f"{robust.accuracy:.2%}  margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})"
             )
 
 

@@ -12,6 +12,11 @@ EVERY = 60.0
 """Seconds between two lines in a log."""
 
 
+def note(line: str) -> None:
+    """A line on standard error, above a bar if there is one."""
+    tqdm.write(line, file=sys.stderr)
+
+
 class Meter:
     """A bar on a terminal; elsewhere, in a log say, a line for what is finished and at most one a minute in between.
 
@@ -46,9 +51,9 @@ class Meter:
             self.say(self._doing)
 
     def tell(self, line: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """A line of its own, whether there is a bar or not."""
         self._said = time.monotonic()
-        tqdm.write(line, file=sys.stderr)
+        note(line)
 
     def say(self, what: str) -> None:
         """A line, where there is no bar."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -16,9 +15,9 @@ from types import CellType, CodeType, FunctionType, MethodType
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .errors import InputError
+from .meter import note
 from .storage import State, read_tensors, write_tensors
 
 _NAMES = re.compile(r"\.?\d+-\d+(-unfinished)?\.safetensors(\..+\.tmp)?")
@@ -59,10 +58,8 @@ class Parts:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if not self._full:
-                    note = (
-                        f"note: {self._folder} has no room for what is finished ({error.strerror}): it goes on unsaved"
-                    )
-                    tqdm.write(note, file=sys.stderr)
+                    problem = f"has no room for what is finished ({error.strerror}): it goes on unsaved"
+                    note(f"note: {self._folder} {problem}")
                 self._full = True
                 return
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from . import data as datasets
 from .adaptive import adaptive
@@ -24,6 +22,7 @@ from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import measure, resolve_attacks
 from .measured import UnfinishedError
+from .meter import note
 from .outcomes import Evaluation
 from .parts import digest
 from .runs import Run, load
@@ -198,7 +197,7 @@ def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
     try:
         run.save_results(lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)})
     except OSError as error:  # a run that one may only read can be evaluated all the same
-        tqdm.write(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}", file=sys.stderr)
+        note(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}")
         return result
     return replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"])) if facts["checked"] else result
 

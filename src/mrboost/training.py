@@ -7,7 +7,6 @@ the best weights so far and the current ones are both kept, and everything neede
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from .average import Average
 from .batches import accuracies
@@ -24,7 +22,7 @@ from .config import Config
 from .data import Augment, Batches, Split
 from .devices import over_processes, place
 from .errors import InputError
-from .meter import Meter
+from .meter import Meter, note
 from .runs import Run
 from .seeds import derive, global_stream
 from .steps import Step
@@ -67,7 +65,7 @@ def fit(
     state = begin(learner, config, fabric)
     if run is not None:
         state.restore(run, round_)
-    step = Step(state, past, config, fabric, train[:8].images(), _say if progress else None)
+    step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
     batches = Batches(
         train, config.batch_size, device=fabric.device, augment=augment, shuffle=True, least=2 * fabric.world_size
     )
@@ -157,10 +155,6 @@ def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: in
         f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch {epoch + 1}, "
         f"{error}; {kept}: start a new run, in another folder, with a lower lr"
     )
-
-
-def _say(message: str) -> None:
-    tqdm.write(message, file=sys.stderr)
 
 
 def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
@@ -22,6 +20,7 @@ from mrboost.data import Dataset, defaults
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
+from mrboost.meter import note
 from mrboost.mixtures import attacks_on
 from mrboost.results import clear, evaluate_run, place_of
 from mrboost.runs import Run
@@ -70,7 +69,7 @@ def carry_out(
         if training not in waiting:
             continue
         if progress:
-            tqdm.write(f"{training.request.study.name}: {number} of {len(trainings)}, {training}", file=sys.stderr)
+            note(f"{training.request.study.name}: {number} of {len(trainings)}, {training}")
         dataset = loaded[training.data]
         if not training.is_trained():
             twin = find_first_round(training, dataset)
