@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -33,17 +34,11 @@ def members(archive: Path, wanted: Callable[[PurePosixPath], bool], *, limit: in
 
     Raises InputError for an archive that is truncated or damaged, and for the hazards named above.
     """
-    try:
+    with reading(f"{archive} is truncated, damaged or not a tar or zip archive"):
         with archive.open("rb") as file:
             magic = file.read(6)
         zipped = magic.startswith(b"PK")
         yield from _zip_members(archive, wanted, limit) if zipped else _tar_members(archive, magic, wanted, limit)
-    except InputError:
-        raise
-    except Exception as error:  # the reader of a damaged archive can raise nearly anything
-        raise InputError(
-            f"{archive} is truncated, damaged or not a tar or zip archive ({reason(error)}): get it again"
-        ) from error
 
 
 def read_bounded(file: Path, limit: int) -> bytes:
@@ -58,6 +53,17 @@ def read_bounded(file: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise InputError(f"{file} is larger than the {limit // MIB} MiB allowed: get the official file")
     return data
+
+
+@contextmanager
+def reading(problem: str, remedy: str = "get it again") -> Iterator[None]:
+    """Within it, any error is a `problem` of the file: the parser of a damaged one can raise nearly anything."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({reason(error)}): {remedy}") from error
 
 
 def reason(error: Exception) -> str:

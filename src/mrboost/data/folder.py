@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mrboost.data.archives import Member, members, reason
+from mrboost.data.archives import Member, members, reading
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.errors import InputError
 
@@ -126,19 +126,17 @@ def _decode(content: bytes, where: str) -> Pixels:
     """(1 or 3, H, W): one channel for a grey image, red, green and blue for all others."""
     from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError(f"{where} has {image.width}x{image.height} pixels, too many: resize it")
-            if image.mode in DEEP_MODES:
-                raise InputError(f"{where} has more than 8 bits per channel ({image.mode}): save it with 8")
-            if image.mode in GREY_MODES:
-                return np.asarray(image.convert("L"))[None]
-            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except InputError:
-        raise
-    except Exception as error:  # the decoder of a damaged image can raise nearly anything
-        raise InputError(f"{where} cannot be read as an image ({reason(error)}): repair or remove it") from error
+    with (
+        reading(f"{where} cannot be read as an image", "repair or remove it"),
+        Image.open(io.BytesIO(content), formats=FORMATS) as image,
+    ):
+        if image.width * image.height > MAX_PIXELS:
+            raise InputError(f"{where} has {image.width}x{image.height} pixels, too many: resize it")
+        if image.mode in DEEP_MODES:
+            raise InputError(f"{where} has more than 8 bits per channel ({image.mode}): save it with 8")
+        if image.mode in GREY_MODES:
+            return np.asarray(image.convert("L"))[None]
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
 def _common_classes(path: Path, splits: dict[str, Classes]) -> tuple[str, ...]:

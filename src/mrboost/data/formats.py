@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mrboost.data.archives import MIB, read_bounded, reason
+from mrboost.data.archives import MIB, read_bounded, reading
 from mrboost.data.dataset import Split
 from mrboost.errors import InputError
 
@@ -47,7 +47,7 @@ def to_split(x: Array, y: Array, where: object) -> Split:
 def mnist_npz(path: Path) -> tuple[Split, Split]:
     """MNIST as Keras distributes it: x_train, y_train, x_test, y_test in one .npz file."""
     keys = ("x_train", "y_train", "x_test", "y_test")
-    try:
+    with reading(f"{path} is truncated or damaged"):
         with zipfile.ZipFile(path) as bundle:
             size = sum(info.file_size for info in bundle.infolist())
         if size > MAX_FILE:
@@ -57,10 +57,6 @@ def mnist_npz(path: Path) -> tuple[Split, Split]:
             if missing:
                 raise InputError(f"{path} lacks {', '.join(missing)}: get the official mnist.npz")
             x_train, y_train, x_test, y_test = (arrays[key] for key in keys)
-    except InputError:
-        raise
-    except Exception as error:  # the parser of a damaged file can raise nearly anything
-        raise InputError(f"{path} is truncated or damaged ({reason(error)}): get it again") from error
     return to_split(x_train, y_train, f"{path} train"), to_split(x_test, y_test, f"{path} test")
 
 
@@ -93,10 +89,8 @@ def svhn(train: Path, test: Path) -> tuple[Split, Split]:
 def _mat(path: Path) -> Split:
     import scipy.io
 
-    try:
+    with reading(f"{path} is truncated or damaged"):
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])
-    except Exception as error:  # the parser of a damaged file can raise nearly anything
-        raise InputError(f"{path} is truncated or damaged ({reason(error)}): get it again") from error
     x, y = arrays.get("X"), arrays.get("y")
     if x is None or y is None or x.ndim != 4 or x.shape[:3] != (32, 32, 3):
         raise InputError(f"{path} lacks 'X' (32, 32, 3, N) or 'y': get the official file")
