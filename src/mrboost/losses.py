@@ -67,8 +67,7 @@ def margin_cross_entropy(
         >>> margin_cross_entropy(logits, torch.tensor([0]))
         tensor(1.0187)
     """
-    _check(logits, target)
-    raise_true = _pick(-F.log_softmax(logits, dim=1), target)
+    raise_true = cross_entropy(logits, target, "none")
     lower = -F.log_softmax(-logits, dim=1)
     if other is not None:
         _check(logits, other)
@@ -81,8 +80,7 @@ def margin_cross_entropy(
 
 def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
     """``MCE(g, y, j)`` for every label j at once, ``(N, K)``; the column of the true label means nothing."""
-    _check(logits, target)
-    return _pick(-F.log_softmax(logits, dim=1), target)[:, None] - F.log_softmax(-logits, dim=1)
+    return cross_entropy(logits, target, "none")[:, None] - F.log_softmax(-logits, dim=1)
 
 
 def most_likely_other(logits: Tensor, target: Tensor) -> Tensor:
@@ -122,8 +120,7 @@ def targeted_dlr(logits: Tensor, target: Tensor, other: Tensor, reduction: Reduc
 
 def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
     """MART's BCE ``CE(g, y) − log(1 − p_k)``, p the probabilities and k the likeliest false label."""
-    _check(logits, target)
-    raise_true = _pick(-F.log_softmax(logits, dim=1), target)
+    raise_true = cross_entropy(logits, target, "none")
     rival = is_label(logits, most_likely_other(logits.detach(), target))
     # log(1 − p_k) as the log of the others' probabilities: exact where p_k is almost one.
     others = F.log_softmax(logits, dim=1).masked_fill(rival, -torch.inf).logsumexp(dim=1)
