@@ -15,7 +15,7 @@ from .intake import Images, chunks, count
 from .losses import margin
 from .meter import Meter
 from .outcomes import wilson_interval
-from .threat import ball, radius
+from .threat import radius
 
 
 class Radius(NamedTuple):
@@ -42,10 +42,7 @@ def robustness_curve(
     survivors of the last. Images and labels are given as to ``evaluate``.
     """
     radii = sorted({0.0, *map(radius, radii)})
-    for eps in radii:
-        if eps != 0:
-            ball(norm, eps)
-    attacks = [named(attack, eps, norm) if eps > 0 else None for eps in radii]
+    attacks = [named(attack, eps, norm) if eps != 0 else None for eps in radii]
     seen, standing, whole = 0, torch.zeros(len(radii), dtype=torch.float64), count(x)
     with Meter(progress, "curve", " images") as meter:
         meter.begin(None if whole is None else whole * len(radii))
