@@ -12,6 +12,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from . import hedge, lp, smooth
 from .cells import Cells, Floats, Ints
+from .certificate import predicted
 from .cover import Cover, StumpCover, TreeCover
 from .growing import grow_forest
 from .hedge import Stump
@@ -194,8 +195,7 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambd
             part = table.part(inner)
             fitted = fit_table(part, replace(options, nu=nu))
             tick()
-            wins = fitted.model.pairs.wins(fitted.model.scores(part.X))
-            if fitted.is_tie or len(np.unique(wins.argmax(axis=1))) == 1:
+            if fitted.is_tie or len(np.unique(predicted(fitted.model, part.X))) == 1:
                 score = -1.0
                 break
             out = table.part(held)
