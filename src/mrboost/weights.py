@@ -65,18 +65,13 @@ def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Weights on the simplex that minimise the mean cross-entropy of the weighted logits: convex."""
-    members = len(logits)
+    members, rows = len(logits), np.arange(len(y))
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        mixed = np.tensordot(weights, logits, axes=1)
-        mixed -= mixed.max(axis=1, keepdims=True)
-        probabilities = np.exp(mixed)
-        total = probabilities.sum(axis=1)
-        rows = np.arange(len(y))
-        error = probabilities / total[:, None]
+        logs = scipy.special.log_softmax(np.tensordot(weights, logits, axes=1), axis=1)
+        error = np.exp(logs)
         error[rows, y] -= 1
-        value = (np.log(total) - mixed[rows, y]).mean()
-        return value, np.einsum("tnk,nk->t", logits, error) / len(y)
+        return -logs[rows, y].mean(), np.einsum("tnk,nk->t", logits, error) / len(y)
 
     result = scipy.optimize.minimize(
         loss,
