@@ -97,12 +97,7 @@ def describe(name: str, data_dir: str | Path | None = None, *, verify: bool = Tr
         source = _source(name)
         found = _find(name, source, data_dir)
         if found is None:
-            return {
-                "name": name,
-                "shape": list(source.shape),
-                "classes": list(source.classes),
-                "sizes": dict(zip(("train", "test"), source.sizes, strict=True)),
-                "defaults": asdict(source.defaults),
+            return _facts(name, source, *source.sizes) | {
                 "found": None,
                 "looked_for": [" + ".join(group) for group in source.readers],
                 "looked_in": [str(root) for root in _roots(data_dir)],
@@ -112,15 +107,17 @@ def describe(name: str, data_dir: str | Path | None = None, *, verify: bool = Tr
         where = str(found)
     dataset = load(name, data_dir, download=False, verify=verify)
     mean, std = dataset.channel_stats()
+    facts = _facts(name, dataset, len(dataset.train), len(dataset.test))
+    return facts | {"mean": list(mean), "std": list(std), "found": where}
+
+
+def _facts(name: str, of: Source | Dataset, train: int, test: int) -> dict[str, Any]:
     return {
         "name": name,
-        "shape": list(dataset.shape),
-        "classes": list(dataset.classes),
-        "sizes": {"train": len(dataset.train), "test": len(dataset.test)},
-        "defaults": asdict(dataset.defaults),
-        "mean": list(mean),
-        "std": list(std),
-        "found": where,
+        "shape": list(of.shape),
+        "classes": list(of.classes),
+        "sizes": {"train": train, "test": test},
+        "defaults": asdict(of.defaults),
     }
 
 
