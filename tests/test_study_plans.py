@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import mrboost
-from mrboost import studies
+from mrboost import arguments, studies
 from mrboost.attacks import PGD
 from mrboost.cli import main
 from mrboost.config import Options, resolve
@@ -24,7 +25,7 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("given", "words"),
     [
         (["boostin"], "unknown study 'boostin': did you mean boosting?"),
         ([], "mrboost study --list"),
@@ -47,8 +48,8 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
         (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path, capsys) -> None:
-    assert main(["study", *arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+def test_mistakes_are_one_line(given: list[str], words: str, tmp_path, capsys) -> None:
+    assert main(["study", *given, "--out", str(tmp_path / "out"), "--quiet"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
@@ -198,7 +199,7 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
             assert [config.recipe.schedule(epoch / 100) for epoch in (0, 49, 50, 74, 75, 99)] == pytest.approx(
                 [1, 1, 0.1, 0.1, 0.01, 0.01]
             )
-            assert (config.eps, config.norm) == (8 / 255, "Linf")
+            assert (config.eps, config.norm, config.precision, config.fast) == (8 / 255, "Linf", "32-true", "off")
             assert config.step_size == pytest.approx(1 / 255 if training.data == "svhn" else 2 / 255)
             boosted = study.name == "boosting" and training.label.startswith(("MRBoost", "RobBoost"))
             assert config.rounds == (5 if boosted else 2 if training.label == "Pinot" else 1)
@@ -210,6 +211,32 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
         *((name, "cifar10", "resnet18") for name in ("samplers", "curves", "adaptive")),
         ("pinot", "cifar10", "cnn9"),
     }
+
+
+@pytest.mark.parametrize("options", [{}, {"eps": 0.1, "flip": False, "later_epochs": 3, "step_size": 0.05}])
+def test_a_plan_gives_the_commands_of_its_trainings(options: Options, tmp_path) -> None:
+    for scale in studies.SCALES.values():
+        for training in studies.Request(studies.get("boosting"), scale, tmp_path, options=options).trainings():
+            words = shlex.split(training.command())[1:]
+            parsed = vars(arguments.parse(words, {"train": lambda parsed: None}))
+            said = {key: parsed[key] for key in Options.__annotations__ if parsed[key] is not None}
+            assert said == {**training.options, "steps": training.recipe.steps}
+            assert (parsed["recipe"], parsed["data"]) == (training.recipe.name, training.data)
+            assert parsed["out"] == training.folder
+
+
+def test_a_plan_says_what_is_left_and_does_nothing(tmp_path, capsys) -> None:
+    out = ["--only", "AT", "--out", str(tmp_path / "out"), *SMOKE]
+    assert main(["study", "curves", "--plan", *out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "trainings: 1, finished: 0"
+    assert lines[2] == "AT on digits, seed 0: to be trained"
+    assert lines[4:] == [f"  {which} weights, members 1, 40 test images: pgd-20" for which in ("best", "last")]
+    assert not (tmp_path / "out").exists()
+    assert main(["study", "curves", *out]) == 0
+    capsys.readouterr()
+    assert main(["study", "curves", "--plan", *out]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "trainings: 1, finished: 1"
 
 
 def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:

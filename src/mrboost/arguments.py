@@ -226,6 +226,7 @@ def _study_command(sub: Any) -> None:
     )
     p.add_argument("name", nargs="?", metavar="NAME", help="one of: mrboost study --list")
     p.add_argument("--list", action="store_true", help="list the studies and the scales")
+    p.add_argument("--plan", action="store_true", help="say what would be trained and evaluated, and do nothing")
     p.add_argument("--scale", default="short", metavar="S", help="full, short (default) or smoke: see --list")
     p.add_argument("--data", nargs="+", default=(), metavar="NAME", help="in the place of the scale's; or folder:PATH")
     p.add_argument("--only", nargs="+", default=(), metavar="ROW", help="train these rows of the table, or recipes")

@@ -246,8 +246,12 @@ def _study(options: argparse.Namespace) -> None:
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
         training.run()  # one of another configuration, that the page could not show, is refused before any training
-    studies.carry_out(chosen, **_where(options))
     found: dict[str, Any] = {"study": study.name, "scale": scale.name, "runs": [str(t.folder) for t in chosen]}
+    if options.plan:
+        commands = {"commands": [t.command() for t in chosen]}
+        print(json.dumps(found | commands, indent=2) if options.json else studies.plan(chosen))
+        return
+    studies.carry_out(chosen, **_where(options))
     if options.part is None:
         page = studies.compose(request, shlex.join(["mrboost", *options.arguments]), options.device)
         markdown, html = page.write(out, study.name)

@@ -120,7 +120,7 @@ STUDIES: Mapping[str, Study] = {study.name: study for study in (
     ),
     Study(
         "pinot", "A randomised defence, broken",
-        (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT), model="cnn9",
+        (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT), model="cnn9", weights=("last",),
     ),
     Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
     Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),
@@ -129,7 +129,10 @@ STUDIES: Mapping[str, Study] = {study.name: study for study in (
 SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (
     Scale(
         "full", "the paper's own configuration",
-        {"epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255, "select_on": "test"},
+        {
+            "epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255, "select_on": "test",
+            "precision": "32-true", "fast": "off",
+        },
     ),
     Scale(
         "short", "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",

@@ -116,7 +116,8 @@ def compose(request: Request, command: str, device: str) -> Page:
             _versions(runs),
             f"Hardware: {', '.join(hardware) or 'none yet'}.",
             f"Cost: {sum(sum(seconds.values()) for seconds in trained.values()):.0f} s of training (with its "
-            f"validation{shared}) and {evaluation:.0f} s of evaluation.",
+            f"validation{shared}) and {evaluation:.0f} s of evaluation. Those are seconds of the device where each had "
+            "it to itself; what ran side by side shared them.",
             f"Training by row, each seed: {', '.join(f'{row} {seconds:.0f} s' for row, seconds in by_row.items())}.",
         ],
     }
@@ -155,7 +156,7 @@ def _caveats(request: Request, trainings: Sequence[Training]) -> list[str]:
     swapped = {t.options["model"] for t in trainings} - {m for r in request.study.rows if (m := r.model)}
     if swapped - {request.study.model}:
         found.append(f"Networks: {', '.join(sorted(swapped))}; the paper's is {request.study.model}.")
-    if any(t.options.get("select_on") == "test" for t in trainings):
+    if "best" in request.study.weights and any(t.options.get("select_on") == "test" for t in trainings):
         found.append("The best epoch was chosen on the test images, as in the paper: its accuracy is optimistic.")
     used = {*request.also, *(attack for t in trainings for attack in t.attacks)}
     found += [f"Attack {ours} in the place of {paper}." for paper, ours in scale.attacks.items() if paper in used]
@@ -250,6 +251,19 @@ def _plots(request: Request, there: Sequence[Training], ours: Figures) -> dict[s
                 staged.setdefault(row, []).append({"round": int(members), **scores})
     several = {row: rows for row, rows in staged.items() if len(rows) > 1}
     return {"rounds": plots.round_curves(several, "test")} if several else {}
+
+
+def plan(trainings: Sequence[Training]) -> str:
+    """What each training is, and what is left of it to do."""
+    lines = [f"trainings: {len(trainings)}, finished: {sum(t.is_done() for t in trainings)}"]
+    for training in trainings:
+        state = "finished" if training.is_done() else "trained" if training.is_trained() else "to be trained"
+        lines += ["", f"{training}: {state}", f"  {training.command()}"]
+        for which, members, n, attacks in training.stages():
+            images = "all" if n is None else f"{n:,}"
+            under = ", ".join(map(training.kept_as, attacks)) or "clean images alone"
+            lines.append(f"  {which} weights, members {members}, {images} test images: {under}")
+    return "\n".join(lines)
 
 
 def listing() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from statistics import fmean
 
 from mrboost.outcomes import signed_difference
@@ -45,9 +44,9 @@ def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[st
         for more, less in zip(claim.more, claim.less, strict=True):
             first, second = points.get(more, {}), points.get(less, {})
             partners = (
-                dict(product(claim.columns, [claim.against])) if claim.against else dict(zip(first, first, strict=True))
+                zip(claim.columns, claim.against, strict=True) if claim.against else zip(first, first, strict=True)
             )
-            for column, partner in partners.items():
+            for column, partner in partners:
                 if more == less or (less, more) in cells:
                     continue
                 measure = partner.split("/")[3]

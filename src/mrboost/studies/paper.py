@@ -18,23 +18,23 @@ Figures = Mapping[str, Mapping[str, float]]
 class Claim:
     """A sentence of the paper: each row of ``more`` has ``factor`` times more than its partner in ``less``, by ``by``.
 
-    ``against`` is the partner's column, the same one if it is empty.
+    ``against`` are the partner's columns, the same ones if it is empty.
     """
 
     says: str
     more: tuple[str, ...]
     less: tuple[str, ...]
     columns: tuple[str, ...]
-    against: str = ""
+    against: tuple[str, ...] = ()
     by: float = 0.0
     factor: float = 1.0
 
     def differences(self, figures: Figures) -> Iterator[tuple[str, str, float]]:
         """Row, column and what is to be positive, wherever both numbers are there."""
         for more, less in zip(self.more, self.less, strict=True):
-            for column in self.columns:
+            for column, against in zip(self.columns, self.against or self.columns, strict=True):
                 first = figures.get(more, {}).get(column)
-                second = figures.get(less, {}).get(self.against or column)
+                second = figures.get(less, {}).get(against)
                 if first is not None and second is not None:
                     yield more, column, self.factor * first - second - self.by
 

@@ -6,6 +6,7 @@ finished is read from the folders alone, so they can be made on several machines
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,16 @@ class Training:
     def is_done(self) -> bool:
         return self.is_trained() and not self.pending()
 
+    def command(self) -> str:
+        """The training by itself, but for a first round that it may share."""
+        said = {"steps": self.recipe.steps, **self.options}
+        options = [
+            f"--{name.replace('_', '-')} {_shown(name, value)}" for name, value in said.items() if name != "flip"
+        ]
+        options += [f"--{'' if said['flip'] else 'no-'}flip"] if "flip" in said else []
+        where = ["--data", shlex.quote(self.data), "--out", shlex.quote(str(self.folder))]
+        return " ".join(["mrboost train", self.recipe.name, *options, *where])
+
     def actual(self, attack: str) -> str:
         """The attack that stands for the paper's at this scale."""
         return self.request.scale.attacks.get(attack, attack)
@@ -164,7 +175,8 @@ class Training:
         share = f"{usual.eps / usual.step_size:g}"
         return f"{name}, step eps/{share}" if "pgd-" in name and share != "4" else name
 
-    def _stages(self) -> Iterator[Stage]:
+    def stages(self) -> Iterator[Stage]:
+        """All its evaluations."""
         rounds = self.options["rounds"]
         for which in self.request.study.weights:
             for members in range(1 if self.request.study.staged else rounds, rounds + 1):
@@ -178,7 +190,7 @@ class Training:
         assert run is not None
         return [
             (which, members, n, attacks)
-            for which, members, n, attacks in self._stages()
+            for which, members, n, attacks in self.stages()
             if not {self.kept_as(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
         ]
 
@@ -197,7 +209,7 @@ class Training:
         run = self.run()
         assert run is not None
         found: dict[str, dict[str, Any]] = {}
-        for which, members, n, attacks in self._stages():
+        for which, members, n, attacks in self.stages():
             known = outcomes(run, which, members, n)
             for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
                 if (kept := self.kept_as(attack)) in known:
@@ -215,6 +227,12 @@ def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dic
         if enough and all(evaluation.get(key) == value for key, value in wanted.items()) and run.is_of(evaluation):
             found |= {outcome["attack"]: outcome | {"whole": whole} for outcome in evaluation["outcomes"]}
     return found
+
+
+def _shown(name: str, value: Any) -> str:
+    """On the command line: a radius such as 8/255 as one writes it."""
+    is_level = name in ("eps", "step_size") and float(value * 255).is_integer()
+    return f"{value * 255:.0f}/255" if is_level else str(value)
 
 
 @cache
