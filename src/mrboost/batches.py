@@ -55,7 +55,7 @@ def attacked_batches(
     """
     device = device_of(model, otherwise=x.device)
     cuda, name = device.type == "cuda", "" if attack is None else str(getattr(attack, "name", type(attack).__name__))
-    size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 20) // x[0].numel())))
+    size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 18) // x[0].numel())))
     victim = model
     if cuda and isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
         few = x[:: max(1, len(x) // 8)].to(device)

@@ -253,7 +253,9 @@ def _study(options: argparse.Namespace) -> None:
         return
     studies.carry_out(chosen, **_where(options))
     if options.part is None:
-        page = studies.compose(request, shlex.join(["mrboost", *options.arguments]), options.device)
+        page = studies.compose(
+            request, shlex.join(["mrboost", *options.arguments]), options.device, progress=not options.quiet
+        )
         markdown, html = page.write(out, study.name)
         found |= {"markdown": str(markdown), "html": str(html)}
     if options.json:

@@ -137,6 +137,7 @@ def measure(
                 meter.begin(None if images_in_all is None else images_in_all * each)
                 if check:
                     meter.doing("looking for doubts")
+                    meter.say("looking for doubts")
                     doubts = chunk.probe(common[0] or eps, common[1] or norm)
             labels.append(targets)
             last = sum(map(len, labels)) == images_in_all

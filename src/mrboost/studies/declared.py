@@ -48,7 +48,7 @@ class Study:
     plot: str = ""
     seconds: bool = False
     options: Said = field(default_factory=dict)
-    draw: Callable[[str], Drawing] | None = None
+    draw: Callable[..., Drawing] | None = None
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ class Drawing:
     plots: Mapping[str, str]
 
 
-def contours(scale: str) -> Drawing:
+def contours(scale: str, *, progress: bool = False) -> Drawing:  # noqa: ARG001 — drawn at once at every scale
     """MCE(g, 0, 1) and 2 CE(g, 0) for K = 3 over the first two logits, the third being 0."""
     from mrboost import plots  # matplotlib takes a second
 
-    axis = torch.linspace(-5, 5, 31 if scale == "smoke" else 201, dtype=torch.float64)
+    axis = torch.linspace(-5, 5, 31 if scale == "smoke" else 81, dtype=torch.float64)
     mce, ce = _losses(*torch.meshgrid(axis, axis, indexing="xy"))
     levels = np.arange(0, 21, 1.0)
     pictures = {
@@ -71,14 +71,14 @@ def stump_game(first: int = 3, second: int = 8, perturbations: int = 16, eps: fl
     return game.Payoff(game.SAug(y.repeat(perturbations), 2).labels(labels))
 
 
-def theory(scale: str) -> Drawing:
+def theory(scale: str, *, progress: bool = False) -> Drawing:
     """Theorem 3's ξ(t) against the gap along a run of Algorithm 1 on stumps, and Proposition 1's example."""
     from mrboost import plots
 
     rounds, perturbations = {"full": (10_000, 16), "short": (2_000, 16), "smoke": (200, 2)}[scale]
     payoff = stump_game(perturbations=perturbations)
     value = game.solve(payoff).value
-    run = game.mrboost(payoff, rounds, eta="anytime")
+    run = game.mrboost(payoff, rounds, eta="anytime", progress=progress)
     gap = value - run.margin
     bound = np.array([game.theorem_bound(payoff.points, t) for t in range(1, rounds + 1)])
     rows = []

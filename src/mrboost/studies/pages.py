@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -78,12 +79,14 @@ def _html(text: str) -> str:
     return re.sub(r"\*\*([^*]*)\*\*", r"<b>\1</b>", marked)
 
 
-def compose(request: Request, command: str, device: str) -> Page:
+def compose(request: Request, command: str, device: str, *, progress: bool = False) -> Page:
     """The page on what is there by now."""
     study, paper = request.study, report(request.study.name)
     if study.draw is not None:
-        drawing = study.draw(request.scale.name)
-        made = [f"`{command}`", _versions([]), f"Hardware: {device_name(device)}."]
+        began = time.perf_counter()
+        drawing = study.draw(request.scale.name, progress=progress)
+        cost = f"Cost: {time.perf_counter() - began:.0f} s of the CPU."
+        made = [f"`{command}`", _versions([]), f"Hardware: {device_name(device)}.", cost]
         return Page(
             study.title, _below(request, paper), (), drawing.tables, drawing.plots, {NOTES: paper.notes, MADE: made}
         )
