@@ -72,6 +72,8 @@ def agree(
     theirs = oracle.AutoAttack(model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0)
     theirs.square.n_queries = queries
     theirs.apgd.n_iter = theirs.apgd_targeted.n_iter = theirs.fab.n_iter = steps
+    for apgd in (theirs.apgd, theirs.apgd_targeted):  # its checkpoints are those of the steps that it was made with
+        apgd.n_iter_2, apgd.n_iter_min, apgd.size_decr = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
     theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = targets
     adv, _ = theirs.run_standard_evaluation(x, y, batch_size=250)
     with torch.no_grad():
@@ -100,6 +102,13 @@ def test_settings_are_the_oracles(version: str) -> None:
         "square": Square(0.1, steps=theirs.square.n_queries),
     }
     assert AutoAttack(0.1, version=version).searches == tuple(settings[name] for name in theirs.attacks_to_run)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
+def test_agrees_on_a_thousand_points(norm: str, eps: float, model, digits) -> None:
+    """At the radius that the network was made for, where chance decides few points."""
+    x, y = torch.cat([digits.test.images(), digits.train.images()]), torch.cat([digits.test.y, digits.train.y])
+    agree(model, x[:1000], y[:1000], AutoAttack(eps, norm), queries=60, steps=30, targets=3)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost import Ensemble, InputError, Mixture
+from mrboost import Ensemble, InputError, Mixture, evaluate
 from mrboost.attacks import PGD, Square
 from mrboost.doubts import Doubt, contradictions, doubts_of
 from mrboost.probing import probe
@@ -202,6 +203,46 @@ class _Helped(nn.Module):
         return self.network(self.prepared(x))
 
 
+class Holder:
+    """A function with a state."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+
+@pytest.mark.parametrize("kind", ["closure", "method", "partial", "object", "global", "deeper"])
+def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
+    """It is attacked in eval mode, as a network is, and left as it was."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)).train()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    monkeypatch.setitem(globals(), "in_use", network)
+    inner = Holder(network)
+    function = {
+        "closure": lambda x: network(x), "method": network.forward, "partial": functools.partial(network),
+        "object": inner, "global": lambda x: in_use(x), "deeper": lambda x: inner(x),  # noqa: F821
+    }[kind]  # fmt: skip
+    result = evaluate(function, *images, "pgd-20", eps=0.1)
+    assert "train-mode" in checks(result.doubts)
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(module.training for module in network.modules())
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    alone = evaluate(network.eval(), *images, "pgd-20", eps=0.1)
+    assert "train-mode" not in checks(alone.doubts)
+    assert alone["pgd-20"].correct == result["pgd-20"].correct
+
+
+def test_a_weak_loss_is_no_doubt_of_attacks_on_margins(undefended, images) -> None:
+    def small(x: Tensor) -> Tensor:
+        return undefended(x) / 1e3
+
+    for attacks, doubted in (("pgd-20", True), (["pgd-20", "cw"], False), ("apgd-t", False), ("fgsm", True)):
+        assert ("weak-loss" in checks(evaluate(small, *images, attacks, eps=0.1).doubts)) is doubted
+
+
 def test_train_mode_that_shows_in_the_answers_only(undefended, images) -> None:
     helped = _Helped(undefended).eval()
     assert probe(helped, *images) == []
@@ -308,6 +349,30 @@ def test_black_box_beats_white_box() -> None:
     assert len(doubts_of(found | {"first member": standing(500, 7, 8)}, black_box=["first member"])) == 1
     two = {"square": torch.tensor(standing(500, 3, 4, 5)), "transfer": standing(500, 3, 6)}
     assert ["square" in doubt.message.split()[0] for doubt in doubts_of(found | two)] == [True, False]
+
+
+def test_one_step_beats_many() -> None:
+    """Sound models lose a point in a hundred to one step alone, not more."""
+    many = {"pgd-20": standing(100, 0), "cw": standing(100, 1)}
+    (doubt,) = doubts_of(many | {"fgsm": standing(100, 0, 1, 2, 3, 4)})
+    assert doubt.check == "one-step"
+    assert "fgsm, a single step, breaks 3 of 100 points (3.0%)" in doubt.message
+    assert doubts_of(many | {"fgsm": standing(100, 0, 1, 2, 3)}) == []
+    assert doubts_of({"fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
+    stages = [{"attack": name} for name in ("apgd-ce", "square")]
+    whole = as_kept("autoattack", standing(9, 0, 1, 2, 3), broken_by=[1, 2, 2, 2] + [-1] * 5, stages=stages)
+    assert checks(contradictions([whole, as_kept("fgsm", standing(9, 0, 1, 2, 3))])) == ["black-box", "one-step"]
+
+
+def test_a_wavy_input_is_found_out_by_the_usual_attacks(undefended, model, images) -> None:
+    """Gradients point anywhere, so that many small steps lead nowhere."""
+
+    def wavy(x: Tensor) -> Tensor:
+        return undefended((x + 0.03 * (200 * x).sin()).clamp(0, 1))
+
+    assert "one-step" in checks(evaluate(wavy, *images, eps=0.1).doubts)
+    for sound in (undefended, model):
+        assert evaluate(sound, *images, eps=0.1).doubts == ()
 
 
 def test_two_points_of_very_many_are_no_doubt() -> None:

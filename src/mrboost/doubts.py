@@ -15,6 +15,12 @@ from torch import Tensor
 
 from .errors import InputError
 
+AMONG_OUTCOMES = ("black-box", "one-step")
+"""The checks of outcomes; all others are of the model itself."""
+
+_LONG = ("pgd", "cw", "apgd", "fab", "gradients in ")
+"""How the names of attacks by gradient with many steps begin."""
+
 
 @dataclass(frozen=True)
 class Doubt:
@@ -27,7 +33,7 @@ class Doubt:
 def doubts_of(
     correct: Mapping[str, Sequence[float] | Tensor], *, black_box: Collection[str] = (), cumulative: bool = False
 ) -> list[Doubt]:
-    """Points that fall to an attack without the model's gradients and to none with them.
+    """Points that fall to an attack without the model's gradients and to none with them, or to a single step alone.
 
     Args:
         correct: for each attack, whether each point withstood it (or with which probability); for stages of AutoAttack,
@@ -45,19 +51,35 @@ def doubts_of(
     for name in black:
         tried = names[: names.index(name)] if cumulative else names
         white = {other: standing[other] for other in tried if other not in black}
-        if not white or len(standing[name]) == 0:
-            continue
-        only = (torch.stack(list(white.values())).amin(dim=0) - standing[name]).clamp(min=0)
-        if only.sum() >= 2 and only.mean() > 0.002:
-            figures = ", ".join(f"{other} {values.mean():.1%}" for other, values in white.items())
+        if seen := _alone(standing[name], white, least=2, share=0.002):
             message = (
-                f"{name} breaks {only.sum():g} of {len(only)} points ({only.mean():.1%}) that every attack by gradient "
-                f"leaves standing (accuracy: {figures}). It does not use the gradients of the model's answer, so "
-                "they are masked or those attacks too weak: give the worst case over all attacks, "
-                "and strengthen those by gradient."
+                f"{name} breaks {seen[0]} that every attack by gradient leaves standing (accuracy: {seen[1]}). It does "
+                "not use the gradients of the model's answer, so they are masked or those attacks too weak: give the "
+                "worst case over all attacks, and strengthen those by gradient."
             )
             doubts.append(Doubt("black-box", message))
+    # Of sound models the last of many steps may miss a point in a hundred that one step breaks.
+    long = {other: standing[other] for other in names if other.startswith(_LONG)}
+    for name in names:
+        if name.startswith("fgsm") and (seen := _alone(standing[name], long, least=3, share=0.02)):
+            message = (
+                f"{name}, a single step, breaks {seen[0]} that attacks of many steps leave standing (accuracy: "
+                f"{seen[1]}). Small steps lead astray where a large one does not: gradients say little of what lies "
+                "around an image. Trust attacks without them (square, transfer), and give the worst case over all."
+            )
+            doubts.append(Doubt("one-step", message))
     return doubts
+
+
+def _alone(mine: Tensor, others: Mapping[str, Tensor], *, least: int, share: float) -> tuple[str, str] | None:
+    """How many points fall to this attack and to none of the others, which have these accuracies; None if few do."""
+    if not others or len(mine) == 0:
+        return None
+    only = (torch.stack(list(others.values())).amin(dim=0) - mine).clamp(min=0)
+    if only.sum() < least or only.mean() <= share:
+        return None
+    figures = ", ".join(f"{name} {values.mean():.1%}" for name, values in others.items())
+    return f"{only.sum():g} of {len(only)} points ({only.mean():.1%})", figures
 
 
 def contradictions(outcomes: Sequence[Mapping[str, Any]]) -> list[Doubt]:

@@ -81,6 +81,17 @@ class Mixture(_Members):
         logs = [torch.log_softmax(logits, dim=1) + weight.log() for logits, weight in self._answers(x)]
         return torch.stack(logs).logsumexp(dim=0)
 
+    @classmethod
+    def check_outermost(cls, model: object) -> None:
+        """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
+        if isinstance(model, cls) or not isinstance(model, nn.Module):
+            return
+        if any(isinstance(part, cls) for part in model.modules()):
+            raise InputError(
+                f"a Mixture inside {type(model).__name__} would be judged by its mean probabilities, and it draws a "
+                "member: put what is around it into each member, Mixture([Sequential(..., member), ...])"
+            )
+
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
         return reduce(add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x)))

@@ -28,6 +28,7 @@ from .attacks.search import seed_of
 from .batches import attacked_batches, fitted, is_correct
 from .devices import device_of, exact_float32
 from .doubts import Doubt
+from .ensemble import Mixture
 from .errors import InputError
 from .intake import Images, chunks, count
 from .losses import margin
@@ -219,6 +220,7 @@ class _Chunk:
     """Some of the images, on their way through the attacks."""
 
     def __init__(self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None) -> None:
+        Mixture.check_outermost(model)
         self.model, self.x = fitted(model, x)
         self.y, self.first, self.batch_size = y, first, batch_size
         self.device = device_of(model, otherwise=x.device)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .attacks import Attack, AutoAttack, Square, Transfer
+from .attacks import FAB, Attack, AutoAttack, Square, Transfer
 from .devices import over_processes
 from .doubts import Doubt, contradictions, left
 from .errors import InputError
+from .losses import dlr, margin
 from .outcomes import Evaluation, Outcome, Stage, wilson_interval
 from .storage import State
 
@@ -55,7 +56,9 @@ class Measured:
 
     def evaluation(self) -> Evaluation:
         outcomes = tuple(self._outcome(label) for label in self.known)
-        doubts = self.doubts + (tuple(contradictions([asdict(o) for o in outcomes])) if self.check else ())
+        strong = any(map(_by_margins, self.attacks.values()))
+        doubts = tuple(doubt for doubt in self.doubts if not (strong and doubt.check == "weak-loss"))
+        doubts += tuple(contradictions([asdict(o) for o in outcomes])) if self.check else ()
         return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts)
 
     def _outcome(self, label: str) -> Outcome:
@@ -71,6 +74,15 @@ class Measured:
             label, known["correct"], known["margin"], self.labels, seconds.sum().item(), stages=tuple(stages),
             broken_by=tuple(known["stage"].tolist()) if stages else (), black_box=isinstance(attack, Square | Transfer),
         )  # fmt: skip
+
+
+def _by_margins(attack: Attack) -> bool:
+    """Whether it raises a margin, which is what an attack on the cross-entropy may be too weak for."""
+    parts = attack.searches if isinstance(attack, AutoAttack) else (attack,)
+    return any(
+        isinstance(part, FAB) or getattr(part, "targets", 0) > 0 or getattr(part, "loss", None) in (margin, dlr)
+        for part in parts
+    )
 
 
 class UnfinishedError(InputError):

@@ -104,12 +104,24 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def _matters(function: FunctionType, name: str) -> bool:
+    """Whether a function's answers may depend on what it calls by this name: values, and functions of its own file."""
+    found = function.__globals__.get(name)
+    if isinstance(found, FunctionType):
+        return found.__module__ == function.__module__
+    return isinstance(found, nn.Module | Tensor | np.ndarray | int | float | str | tuple)
+
+
 def _inside(value: object) -> Iterator[object]:
     """What a thing consists of."""
     if isinstance(value, nn.Module):
         yield from value.state_dict().items()
+        for part in value.modules():
+            plain = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "training"}
+            yield from (type(part).forward, plain)
     elif isinstance(value, FunctionType):
         yield from (value.__code__, value.__closure__, value.__defaults__, value.__kwdefaults__)
+        yield {name: value.__globals__[name] for name in value.__code__.co_names if _matters(value, name)}
     elif isinstance(value, CodeType):
         yield from (value.co_code, value.co_names, value.co_consts)
     elif isinstance(value, CellType):

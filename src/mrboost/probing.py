@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state
+from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state, networks
 from .attacks.pgd import PGD
 from .devices import device_of, dtype_of
 from .doubts import Doubt
@@ -119,7 +119,7 @@ def _change(logits: Tensor, others: Tensor) -> tuple[float, float]:
 
 def _as_given(model: Classifier, x: Tensor) -> tuple[list[str], Tensor | None]:
     """Layers in train mode that ask for the mode; where none is seen to, the logits of the model as it is given."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modules = [module for network in networks(model) for module in network.modules()]
     minding = [module for module in modules if module.training and _minds_mode(module)]
     if minding or not any(module.training for module in modules):
         return [str(getattr(module, "original_name", type(module).__name__)) for module in minding], None

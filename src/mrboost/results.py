@@ -17,7 +17,7 @@ from .adaptive import adaptive
 from .attacks import PGD, Attack
 from .data import Dataset, Split, hold_out
 from .devices import company, make_fabric
-from .doubts import Doubt, contradictions
+from .doubts import AMONG_OUTCOMES, Doubt, contradictions
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import measure, resolve_attacks
@@ -220,6 +220,6 @@ def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[st
         else:
             others.append(old)
     if new["checked"]:
-        of_model = [doubt for doubt in new["doubts"] if doubt["check"] != "black-box"]
+        of_model = [doubt for doubt in new["doubts"] if doubt["check"] not in AMONG_OUTCOMES]
         new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"]))]
     return [*others, new]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Protocol
 
 import torch
@@ -61,13 +63,32 @@ class Rounded(nn.Module):
         return self.model(images.to(self.dtype)).float()
 
 
+def networks(model: object, depth: int = 4) -> list[nn.Module]:
+    """The model, or the networks that a function is seen to use: bound to it, in its closure, or by a global name."""
+    if isinstance(model, nn.Module):
+        return [model]
+    held: Iterable[object] = ()
+    if isinstance(model, partial):
+        held = (model.func, *model.args, *model.keywords.values())
+    elif isinstance(model, MethodType):
+        held = (model.__self__, model.__func__)
+    elif isinstance(model, FunctionType):
+        cells = [cell for cell in model.__closure__ or () if cell != CellType()]  # which is empty
+        named = (model.__globals__.get(name) for name in model.__code__.co_names)
+        held = (*(cell.cell_contents for cell in cells), *named, *(model.__defaults__ or ()))
+    elif isinstance(model, list | tuple | dict) and len(model) < 100:  # more are data
+        held = model.values() if isinstance(model, dict) else model
+    elif callable(model) and not isinstance(model, type) and hasattr(model, "__dict__"):
+        held = vars(model).values()
+    found = {id(part): part for one in held for part in networks(one, depth - 1)} if depth else {}
+    return list(found.values())
+
+
 @contextmanager
 def attacked(*models: Classifier) -> Iterator[None]:
     """Within it, the models are in eval mode and their weights need no gradient; after it, they are as before."""
     with ExitStack() as restore:
-        for model in models:
-            if not isinstance(model, nn.Module):
-                continue
+        for model in (network for one in models for network in networks(one)):
             for module in model.modules():
                 if module.training:
                     # The attribute, not .train(): that call would recurse, and users override it.

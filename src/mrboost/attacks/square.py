@@ -127,7 +127,7 @@ class Square(Search):
 
     def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
         channels, height, width = x.shape[1:]
-        side = max(height // 5, 1)
+        side = max(min(height // 5, width), 1)
         border = (height - side * 5) // 2
         rows, row = _grid(height, side, border, x.device)
         columns, column = _grid(width, side, border, x.device)
