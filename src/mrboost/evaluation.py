@@ -161,10 +161,12 @@ def measure(
                     meter(len(images) * chunk.work(one))
                 found[label].append(part)
                 if last:
-                    stand = torch.cat([part["correct"] for part in found[label]]).double().mean()
-                    meter.say(f"{label} is done, {stand:.2%} stand")
+                    _say_done(meter, label, found[label])
             if not going:
                 break
+        if not last:  # their number was not known before
+            for label in going:
+                _say_done(meter, label, found[label])
     if stopped is not None:
         raise UnfinishedError(str(stopped), measured())
     if examples is not None:
@@ -313,6 +315,11 @@ class _Clock:
             return False
         self._saved = now
         return True
+
+
+def _say_done(meter: Meter, label: str, parts: Sequence[State]) -> None:
+    stand = torch.cat([part["correct"] for part in parts]).double().mean()
+    meter.say(f"{label} is done, {stand:.2%} stand")
 
 
 def _joined(parts: Sequence[State]) -> State:
