@@ -19,6 +19,7 @@ from mrboost.attacks import APGD, CW, FGSM, PGD, Square
 from mrboost.comparison import curve_table
 from mrboost.curves import robustness_curve
 from mrboost.losses import margin
+from mrboost.measured import UnfinishedError
 from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
 
 
@@ -180,8 +181,9 @@ def test_nan_logits_are_named(batch) -> None:
             logits[3] = torch.nan
         return logits
 
-    with pytest.raises(InputError, match="image 3 are NaN"):
-        mrboost.evaluate(broken, *batch, [], eps=0.1)
+    with pytest.raises(UnfinishedError, match="image 3 are NaN") as error:
+        mrboost.evaluate(broken, *batch, [], eps=0.1, check=False)
+    assert str(error.value.measured.evaluation()).splitlines()[0] == "64 images, Linf eps = 0.1"
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,11 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
             "does not bear: got an unexpected keyword argument .other.",
         ),
         (lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr), "does not bear: missing a required argument: .other."),
+        (
+            lambda: APGD(0.1, loss=nn.CrossEntropyLoss()),  # type: ignore[arg-type]
+            r"calls loss\(logits, y, reduction=…\), .* does not bear: .*'reduction'; .* mrboost.losses.cross_entropy",
+        ),
+        (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),

@@ -28,7 +28,7 @@ from .attacks.search import seed_of
 from .batches import attacked_batches, fitted, is_correct
 from .devices import device_of, exact_float32
 from .doubts import Doubt
-from .errors import InputError
+from .errors import InputError, UnfitError
 from .intake import Images, chunks, count
 from .losses import margin
 from .measured import Measured, UnfinishedError
@@ -150,6 +150,8 @@ def measure(
                 if part is None or (examples is not None and "adv" not in part):
                     try:
                         part = chunk.attack(one, meter, place)
+                    except UnfitError as error:  # it took the first image: a fault of its own
+                        raise error.fault from error.fault.__cause__
                     except InputError as error:
                         meter.say(f"{label} came to nothing")
                         stopped, going = error, dict(islice(going.items(), list(going).index(label)))

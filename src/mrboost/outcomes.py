@@ -101,7 +101,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         ball = "several balls, or unknown ones" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
-        width = max(14, *(len(o.attack) + 2 for o in self.outcomes))
+        width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
         head = f"{'attack':<{width}}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
         lines = [f"{self.n} images, {ball}", head]
         for o in self.outcomes:

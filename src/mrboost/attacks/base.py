@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, UnfitError
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+_ON_SHAPES = re.compile(r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.IGNORECASE)
+"""Words of an error on images that do not fit a network."""
 
 
 class Attack(Protocol):
@@ -113,8 +117,17 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     try:
         with torch.no_grad():
             logits = model(x[:1].clone())  # a model may work in place
-    except RuntimeError as error:
-        if x.dtype == torch.float32:
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in str(error):
+            raise
+        if _ON_SHAPES.search(str(error)):
+            shape = ", ".join(map(str, ("N", *x.shape[1:])))
+            raise UnfitError(
+                f"the model does not take images of shape ({shape}): give them as it was trained on them; it says: "
+                + shorten(str(error), 240),
+                error,
+            ) from error
+        if x.dtype == torch.float32 or not isinstance(error, RuntimeError):
             raise
         raise InputError(
             f"the model does not take images of {x.dtype}: convert them to its own type, such as x.float()"
