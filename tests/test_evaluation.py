@@ -20,7 +20,14 @@ from mrboost.comparison import curve_table
 from mrboost.curves import robustness_curve
 from mrboost.losses import margin
 from mrboost.measured import UnfinishedError
-from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
+from mrboost.outcomes import (
+    Comparison,
+    Evaluation,
+    Outcome,
+    format_eps,
+    robustbench_summary,
+    wilson_interval,
+)
 
 
 def test_figures_equal_a_direct_computation(model, digits) -> None:
@@ -95,6 +102,20 @@ def test_prints_a_table_and_dumps_json(model, batch) -> None:
     assert document["n"] == 64
     assert document["outcomes"][1]["accuracy"] == result["fgsm"].accuracy
     assert len(document["outcomes"][1]["correct"]) == 64
+
+
+@pytest.mark.parametrize("size", [0.0, 3.14159, -999.99, 53149.59, -13380.62, 1e9, -1e9, -1e100, torch.inf, -torch.inf])
+def test_columns_stay_apart_whatever_the_size(size: float) -> None:
+    margins, one = torch.tensor([size, size], dtype=torch.float64), torch.ones(2).long()
+    outcome = Outcome.of("clean", torch.ones(2), margins, one, 0.0)
+    row = str(Evaluation(0.1, "Linf", 2, (outcome,))).splitlines()[-1]
+    margin_shown, least, seconds = row.split()[-3:]
+    assert margin_shown == least
+    assert float(least) == pytest.approx(size, rel=0.1)
+    assert seconds == "0.0"
+    assert len(row) == 67
+    if abs(size) < 1000:
+        assert least == f"{size:.2f}"
 
 
 def test_wilson_interval_of_textbook_cases() -> None:
@@ -189,7 +210,10 @@ def test_nan_logits_are_named(batch) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\]"),
+        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\], these span \[0, 255\]: rescale them"),
+        (lambda x, y: (x * (1 + 1e-6), y), r"must lie in \[0, 1\], these go beyond it by 9\.5e-07: clamp them"),
+        (lambda x, y: (x.double() - 1e-12, y), r"must lie in \[0, 1\], these go beyond it by 1e-12: clamp them"),
+        (lambda x, y: (x.where(x < 0.5, torch.nan), y), "these contain NaN: replace them"),
         (lambda x, y: (x, y + 3), "labels must lie in 0..9"),
         (lambda x, y: (x, y.float()), "got torch.float32: convert"),
         (lambda x, y: (x[:0], y[:0]), "at least one"),

@@ -66,11 +66,9 @@ class APGD(Aimed):
 
     @property
     def name(self) -> str:
-        if self.targets:
-            return "apgd-t"
-        short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
-        loss = getattr(self.loss or cross_entropy, "__name__", "loss")
-        return f"apgd-{short.get(loss, loss)}"
+        short = {"cross_entropy": "-ce", "margin_cross_entropy": "-mce", "targeted_dlr": ""}
+        loss = getattr(self.loss or (targeted_dlr if self.targets else cross_entropy), "__name__", "loss")
+        return f"apgd{short.get(loss, f'-{loss}')}{'-t' if self.targets else ''}"
 
     @property
     def patient(self) -> bool:  # type: ignore[override]

@@ -105,9 +105,14 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
     low, high = x.aminmax()
     if not (low >= 0 and high <= 1):  # also false for NaN
-        problem = "contain NaN" if x.isnan().any() else f"span [{low.item():.4g}, {high.item():.4g}]"
-        remedy = "replace them" if x.isnan().any() else "rescale them, normalise inside the model"
-        raise InputError(f"images must lie in [0, 1], these {problem}: {remedy}")
+        beyond = max(-low.item(), high.item() - 1)
+        if x.isnan().any():
+            problem = "contain NaN: replace them"
+        elif beyond < 1e-3:
+            problem = f"go beyond it by {beyond:.2g}: clamp them, as x.clamp(0, 1)"
+        else:
+            problem = f"span [{low.item():.4g}, {high.item():.4g}]: rescale them, normalise inside the model"
+        raise InputError(f"images must lie in [0, 1], these {problem}")
 
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
@@ -150,5 +155,8 @@ def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
     """The gradient of a sum of losses in the images."""
     found = torch.autograd.grad(value, x, retain_graph=keep, allow_unused=True)[0] if value.requires_grad else None
     if found is None:
-        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+        raise InputError(
+            "the model's logits have no gradient in its input: it detaches or rounds on the way. "
+            "Use square, which needs none"
+        )
     return found

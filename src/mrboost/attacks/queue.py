@@ -24,6 +24,7 @@ from mrboost.seeds import derive, hashed
 from .base import LOW_PRECISION, Classifier, Rounded, attacked, check_batch, check_logits, keep_random_state
 from .points import Points, State, judge
 from .search import Search
+from .square import Square
 
 
 def run(
@@ -78,7 +79,12 @@ def check(searches: Sequence[Search], model: Classifier, x: Tensor, classes: int
             "use pgd-100, or --adaptive"
         )
     for search in searches:
-        search.check(x, classes)
+        try:
+            search.check(x, classes)
+        except InputError as error:
+            if not isinstance(search, Square):
+                raise
+            raise InputError(f"{error}: for others use apgd-ce, apgd-t and fab-t") from None
 
 
 @dataclass
