@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 import mrboost
 from mrboost import InputError, intake, meter
@@ -17,7 +19,15 @@ from mrboost.attacks import APGD, CW, FGSM, PGD, Square
 from mrboost.comparison import curve_table
 from mrboost.curves import robustness_curve
 from mrboost.losses import margin
-from mrboost.outcomes import Comparison, format_eps, robustbench_summary, wilson_interval
+from mrboost.measured import UnfinishedError
+from mrboost.outcomes import (
+    Comparison,
+    Evaluation,
+    Outcome,
+    format_eps,
+    robustbench_summary,
+    wilson_interval,
+)
 
 
 def test_figures_equal_a_direct_computation(model, digits) -> None:
@@ -92,6 +102,20 @@ def test_prints_a_table_and_dumps_json(model, batch) -> None:
     assert document["n"] == 64
     assert document["outcomes"][1]["accuracy"] == result["fgsm"].accuracy
     assert len(document["outcomes"][1]["correct"]) == 64
+
+
+@pytest.mark.parametrize("size", [0.0, 3.14159, -999.99, 53149.59, -13380.62, 1e9, -1e9, -1e100, torch.inf, -torch.inf])
+def test_columns_stay_apart_whatever_the_size(size: float) -> None:
+    margins, one = torch.tensor([size, size], dtype=torch.float64), torch.ones(2).long()
+    outcome = Outcome.of("clean", torch.ones(2), margins, one, 0.0)
+    row = str(Evaluation(0.1, "Linf", 2, (outcome,))).splitlines()[-1]
+    margin_shown, least, seconds = row.split()[-3:]
+    assert margin_shown == least
+    assert float(least) == pytest.approx(size, rel=0.1)
+    assert seconds == "0.0"
+    assert len(row) == 67
+    if abs(size) < 1000:
+        assert least == f"{size:.2f}"
 
 
 def test_wilson_interval_of_textbook_cases() -> None:
@@ -178,14 +202,18 @@ def test_nan_logits_are_named(batch) -> None:
             logits[3] = torch.nan
         return logits
 
-    with pytest.raises(InputError, match="image 3 are NaN"):
-        mrboost.evaluate(broken, *batch, [], eps=0.1)
+    with pytest.raises(UnfinishedError, match="image 3 are NaN") as error:
+        mrboost.evaluate(broken, *batch, [], eps=0.1, check=False)
+    assert str(error.value.measured.evaluation()).splitlines()[0] == "64 images, Linf eps = 0.1"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\]"),
+        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\], these span \[0, 255\]: rescale them"),
+        (lambda x, y: (x * (1 + 1e-6), y), r"must lie in \[0, 1\], these go beyond it by 9\.5e-07: clamp them"),
+        (lambda x, y: (x.double() - 1e-12, y), r"must lie in \[0, 1\], these go beyond it by 1e-12: clamp them"),
+        (lambda x, y: (x.where(x < 0.5, torch.nan), y), "these contain NaN: replace them"),
         (lambda x, y: (x, y + 3), "labels must lie in 0..9"),
         (lambda x, y: (x, y.float()), "got torch.float32: convert"),
         (lambda x, y: (x[:0], y[:0]), "at least one"),
@@ -245,7 +273,7 @@ def test_takes_loaders_splits_and_one_hot_labels(model, digits, small_autoattack
     x, y = split.images(), split.y
     expected = mrboost.evaluate(model, x, y, [small_autoattack, "pgd-3"], eps=0.15)
     monkeypatch.setattr(intake, "CHUNK", 20 * 64)  # three chunks
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    loader = DataLoader(TensorDataset(x, y), batch_size=7)
     one_hot = torch.nn.functional.one_hot(y, 10)
     for given in ((x, y), (split, None), (loader, None), (x, one_hot), (x.numpy(), one_hot.float().numpy())):
         result = mrboost.evaluate(model, *given, [small_autoattack, "pgd-3"], eps=0.15)
@@ -365,6 +393,72 @@ def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -
     assert [f"curve: eps {eps:g} is done, {accuracy:.2%} of 64 images stand" for eps, accuracy, _ in curve] == lines[
         1::2
     ]
+
+
+def test_a_log_says_what_is_done_however_the_images_come(model, batch, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)
+    x, y = batch
+    pairs = TensorDataset(x, y)
+    for source, n in {
+        DataLoader(pairs, sampler=SubsetRandomSampler(range(50))): 50,
+        DataLoader(pairs, batch_size=10, drop_last=True): 60,
+        DataLoader(pairs, batch_sampler=BatchSampler(range(30), 7, drop_last=False)): 30,
+        DataLoader(pairs, batch_sampler=[[0, 1], [2]]): 3,
+        Subset(pairs, range(50)): 50,
+        ((x[i : i + 9], y[i : i + 9]) for i in range(0, 45, 9)): 45,
+    }.items():
+        result = mrboost.evaluate(model, source, attack="fgsm", eps=0.1, progress=True, check=False)
+        lines = capsys.readouterr().err.splitlines()
+        assert result.n == n
+        assert [line.partition(" (")[0] for line in lines] == [
+            f"evaluate: {outcome.attack} is done, {outcome.accuracy:.2%} stand" for outcome in result.outcomes
+        ]
+        assert lines[-1].partition(" (")[2].startswith("100% of all, ") == (intake.count(source) is not None)
+
+
+def test_the_number_of_images_is_told_or_unknown(batch) -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(pairs)
+
+    class Told(Stream):
+        def __len__(self) -> int:
+            return 64
+
+    pairs = TensorDataset(*batch)
+    for source, n in {
+        batch[0]: 64,
+        pairs: 64,
+        Told(): None,  # gives batches, and this is their number
+        DataLoader(pairs, sampler=BatchSampler(range(9), 4, drop_last=True), batch_size=None): 8,
+        DataLoader(Told(), batch_size=10, drop_last=True): 60,
+        DataLoader(Stream(), batch_size=10): None,
+        DataLoader(pairs, batch_size=None): None,
+        DataLoader(pairs, batch_sampler=[[0, 1]]): None,
+        DataLoader(pairs, sampler=iter(range(5))): None,
+    }.items():
+        assert intake.count(source) == n
+
+
+def test_a_log_says_how_long_the_rest_may_take(capsys, monkeypatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def line(now: float, count: int) -> str:
+        clock.now = now
+        shown(count)
+        return capsys.readouterr().err.strip()
+
+    with meter.Meter(True) as shown:
+        shown.doing("pgd")
+        assert line(70, 1) == "evaluate: pgd (70 s)"  # of how many is not known
+        shown.begin(1000)
+        assert line(130, 750) == "evaluate: pgd (75% of all, 130 s, about 20 s left)"
+        assert line(190, 10) == "evaluate: pgd (76% of all, 190 s, about 24 min left)"  # at the pace of late
+        shown.say("pgd is done")
+        assert "about 38 s left" in capsys.readouterr().err  # too soon after the last
+        assert line(7390, 20) == "evaluate: pgd (78% of all, 7390 s, about 22 h left)"
+        assert line(7450, 220) == "evaluate: pgd (100% of all, 7450 s)"
 
 
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:

@@ -206,10 +206,69 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(lambda z: SimpleNamespace(logits=model(z)), x, y),
         "floating point, the model returned torch.int64": lambda: mrboost.evaluate(lambda z: model(z).long(), x, y),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
+        "takes an attack's name, .* got PGD": lambda: robustness_curve(model, x, y, [0.1], attack=PGD(0.1)),  # type: ignore[arg-type]
+        r"a number, got '0\.1'": lambda: robustness_curve(model, x, y, "0.1"),  # type: ignore[arg-type]
+        "labels must lie in 0..9": lambda: robustness_curve(model, x, y + 9, [0.1]),
     }.items():
         with pytest.raises(InputError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8), (64,), (1, 9, 9)], ids=str)
+def test_images_that_do_not_fit_the_network_are_named_by_their_shape(shape: tuple[int, ...]) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    x, y = torch.rand(6, *shape), torch.arange(6)
+    for call in (
+        lambda: mrboost.evaluate(net, x, y, "fgsm"),
+        lambda: robustness_curve(net, x, y, [0.1]),
+        lambda: APGD(0.1)(net, x, y),
+        lambda: PGD(0.1)(net.double(), x.double(), y),
+    ):
+        with pytest.raises(
+            InputError, match=rf"images of shape \(N, {str(shape)[1:-1].rstrip(',')}\): .* says: "
+        ) as error:
+            call()
+        assert "\n" not in str(error.value)
+        assert type(error.value.__cause__) in (RuntimeError, ValueError)
+        assert str(error.value.__cause__) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("a bug of mine"),
+        RuntimeError("CUDA error: an illegal memory access; the size of a block"),
+        torch.OutOfMemoryError("no room for this size"),
+        KeyboardInterrupt("size"),
+        TypeError("missing a size"),
+        mrboost.errors.NanLogitsError(3),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_other_errors_of_a_model_stay_what_they_are(fault: BaseException, batch) -> None:
+    def broken(images: Tensor) -> Tensor:
+        raise fault
+
+    with pytest.raises(type(fault)) as error:
+        mrboost.evaluate(broken, *batch, "fgsm")
+    assert error.value is fault
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+def test_a_model_that_took_the_first_image_fails_by_its_own_fault(calls: int, model, batch) -> None:
+    """Its error is not taken for one on the shape of the images, wherever it comes."""
+    fault, left = RuntimeError("the size of tensor a must match"), [calls]
+
+    def broken(images: Tensor) -> Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise fault
+        return model(images)
+
+    with pytest.raises(RuntimeError, match="size of tensor a") as error:
+        mrboost.evaluate(broken, *batch, "pgd-2", check=False)
+    assert error.value is fault
 
 
 @pytest.mark.parametrize(
@@ -221,7 +280,8 @@ def test_any_number_is_a_radius(number, model, batch) -> None:
     found = mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.125), check=False)
     assert found["pgd-2"].correct == wanted["pgd-2"].correct
     assert f'"eps": {wanted.eps}' in found.to_json()
-    assert robustness_curve(model, x, y, [number(0.125)]) == robustness_curve(model, x, y, [0.125])
+    for radii in ([number(0.125)], number(0.125)):
+        assert robustness_curve(model, x, y, radii) == robustness_curve(model, x, y, [0.125])
     assert mrboost.evaluate(model, x, y, "pgd-2", eps=number(0.0), check=False).eps == 0
 
 
@@ -330,9 +390,10 @@ def test_logits_of_low_precision_are_judged_as_they_are(model, batch) -> None:
 def test_a_model_that_detaches_is_named_for_it(batch) -> None:
     """Its logits have a gradient all the same: in the weights of a network that the function hides."""
     hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    x, y = batch[0], hidden(batch[0]).argmax(dim=1)
     for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
-        with pytest.raises(InputError, match="no gradient in its input: it detaches or rounds"):
-            attack(lambda images: hidden(images.detach()), *batch)
+        with pytest.raises(InputError, match=r"no gradient in its input: it detaches or rounds .* Use square"):
+            attack(lambda images: hidden(images.detach()), x, y)
 
 
 @pytest.mark.parametrize("search", [APGD(0.15, steps=20, targets=2), APGD(0.8, "L2", steps=20, targets=2)])

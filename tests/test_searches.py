@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import mrboost
-from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
+from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, named
 from mrboost.attacks.apgd import _checkpoints
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.queue import run
@@ -296,13 +296,21 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
             "does not bear: got an unexpected keyword argument .other.",
         ),
         (lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr), "does not bear: missing a required argument: .other."),
+        (
+            lambda: APGD(0.1, loss=nn.CrossEntropyLoss()),  # type: ignore[arg-type]
+            r"calls loss\(logits, y, reduction=…\), .* does not bear: .*'reduction'; .* mrboost.losses.cross_entropy",
+        ),
+        (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
         (lambda: Square(0.1)(lambda x: x, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
         (lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)), "no gradient in its input"),
-        (lambda: AutoAttack(0.1)(lambda x: x * 1, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
+        (
+            lambda: AutoAttack(0.1)(lambda x: x * 1, torch.eye(3), torch.arange(3)),
+            r"images .N, C, H, W., got shape \(3, 3\): for others use apgd-ce, apgd-t and fab-t",
+        ),
         (
             lambda: APGD(0.1, loss=dlr)(lambda x: x * 1, torch.eye(2), torch.arange(2)),
             "at least 3 classes, the model has 2",
@@ -312,6 +320,26 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
 def test_refuses(make, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_what_refusals_advise_works(undefended, batch) -> None:
+    """On flat features, and on a model that has no gradients."""
+    x, y = batch[0][:12].flatten(1), batch[1][:12]
+    for norm, eps in (("Linf", 0.2), ("L2", 2.0)):
+        result = mrboost.evaluate(
+            lambda flat: undefended(flat.view(-1, 1, 8, 8)), x, y, ["apgd-ce", "apgd-t", "fab-t"], eps=eps, norm=norm
+        )
+        assert all(outcome.accuracy < 0.5 for outcome in result.outcomes[1:])
+    found = mrboost.evaluate(lambda images: undefended(images.detach()), batch[0][:12], y, "square", eps=0.2)
+    assert found["square"].accuracy < 0.5
+
+
+def test_names_tell_the_loss() -> None:
+    for name in ("apgd-ce", "apgd-dlr", "apgd-mce", "apgd-t"):
+        assert named(name).name == name  # type: ignore[attr-defined]
+    assert APGD(targets=9, loss=mrboost.losses.targeted_dlr).name == "apgd-t"
+    assert APGD(targets=9, loss=mrboost.losses.margin_cross_entropy).name == "apgd-mce-t"
+    assert [search.name for search in AutoAttack().searches] == ["apgd-ce", "apgd-t", "fab-t", "square"]
 
 
 def test_refuses_a_randomised_classifier(model, batch) -> None:

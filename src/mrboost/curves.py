@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .attacks import Attack, Classifier, named
+from .attacks import Attack, Classifier, attacked, named
+from .attacks.base import check_logits
 from .batches import attacked_batches, fitted, still_correct
-from .errors import NanLogitsError
+from .devices import device_of
+from .errors import InputError, NanLogitsError
 from .intake import Images, chunks, count
 from .losses import margin
 from .meter import Meter
@@ -30,7 +32,7 @@ def robustness_curve(
     model: Classifier,
     x: Images,
     y: Tensor | None,
-    radii: Sequence[float],
+    radii: Iterable[float] | float,
     *,
     attack: str = "pgd-20",
     norm: str = "Linf",
@@ -39,16 +41,25 @@ def robustness_curve(
     """Accuracy against growing radii, the clean one first.
 
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
-    survivors of the last. Images and labels are given as to ``evaluate``.
+    survivors of the last. Images and labels are given as to ``evaluate``, the attack by its name.
     """
-    radii = sorted({0.0, *map(radius, radii)})
-    attacks = [named(attack, eps, norm) if eps != 0 else None for eps in radii]
-    seen, standing, whole = 0, torch.zeros(len(radii), dtype=torch.float64), count(x)
+    if not isinstance(attack, str):
+        raise InputError(
+            "a curve takes an attack's name, to make one for each radius, "
+            f"got {type(attack).__name__}: give 'pgd-20', say"
+        )
+    every = sorted({0.0, *map(radius, _several(radii))})
+    attacks = [named(attack, eps, norm) if eps != 0 else None for eps in every]
+    seen, standing, whole = 0, torch.zeros(len(every), dtype=torch.float64), count(x)
     with Meter(progress, "curve", " images") as meter:
-        meter.begin(None if whole is None else whole * len(radii))
+        meter.begin(None if whole is None else whole * len(every))
         for images, labels in chunks(x, y):
+            if seen == 0:
+                fits, one_image = fitted(model, images[:1])
+                with attacked(model):
+                    check_logits(fits, one_image.to(device_of(model, otherwise=images.device)), labels)
             alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
-            for number, (eps, one) in enumerate(zip(radii, attacks, strict=True)):
+            for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")
                 survivors = alive.nonzero().squeeze(1)
                 try:
@@ -61,7 +72,15 @@ def robustness_curve(
                 meter(len(images))
                 meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
             seen += len(images)
-    return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(radii, standing.tolist(), strict=True)]
+    return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(every, standing.tolist(), strict=True)]
+
+
+def _several(radii: object) -> list[object]:
+    """Radii, of which one may come alone."""
+    try:
+        return [radii] if isinstance(radii, str) else list(radii)  # type: ignore[call-overload]
+    except TypeError:  # also of an array or a tensor that is one number
+        return [radii]
 
 
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:

@@ -28,6 +28,14 @@ class NanLogitsError(InputError):
         )
 
 
+class UnfitError(InputError):
+    """The model does not take images of this shape; ``fault`` is what it raised."""
+
+    def __init__(self, message: str, fault: Exception) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
 class LostProcessError(InputError):
     """Another of the processes that share a command has ended."""
 

@@ -29,7 +29,7 @@ from .batches import attacked_batches, fitted, is_correct
 from .devices import device_of, exact_float32
 from .doubts import Doubt
 from .ensemble import Mixture
-from .errors import InputError
+from .errors import InputError, UnfitError
 from .intake import Images, chunks, count
 from .losses import margin
 from .measured import Measured, UnfinishedError
@@ -151,6 +151,8 @@ def measure(
                 if part is None or (examples is not None and "adv" not in part):
                     try:
                         part = chunk.attack(one, meter, place)
+                    except UnfitError as error:  # it took the first image: a fault of its own
+                        raise error.fault from error.fault.__cause__
                     except InputError as error:
                         meter.say(f"{label} came to nothing")
                         stopped, going = error, dict(islice(going.items(), list(going).index(label)))
@@ -162,10 +164,12 @@ def measure(
                     meter(len(images) * chunk.work(one))
                 found[label].append(part)
                 if last:
-                    stand = torch.cat([part["correct"] for part in found[label]]).double().mean()
-                    meter.say(f"{label} is done, {stand:.2%} stand")
+                    _say_done(meter, label, found[label])
             if not going:
                 break
+        if not last:  # their number was not known before
+            for label in going:
+                _say_done(meter, label, found[label])
     if stopped is not None:
         raise UnfinishedError(str(stopped), measured())
     if examples is not None:
@@ -315,6 +319,11 @@ class _Clock:
             return False
         self._saved = now
         return True
+
+
+def _say_done(meter: Meter, label: str, parts: Sequence[State]) -> None:
+    stand = torch.cat([part["correct"] for part in parts]).double().mean()
+    meter.say(f"{label} is done, {stand:.2%} stand")
 
 
 def _joined(parts: Sequence[State]) -> State:

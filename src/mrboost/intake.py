@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from .attacks.base import check_batch
 from .data import Split, as_tensors
@@ -78,8 +78,12 @@ def _per_chunk(images: Tensor) -> int:
 
 
 def count(x: Images) -> int | None:
-    """How many images there are, if ``x`` tells; a loader only tells its number of batches."""
-    whole = getattr(x, "dataset", x)  # of a DataLoader
-    return (
-        len(whole) if isinstance(whole, Tensor | Split | np.ndarray | Dataset) and hasattr(whole, "__len__") else None
-    )
+    """How many images there are, if ``x`` tells."""
+    if isinstance(x, DataLoader):
+        batches = x.sampler if x.batch_sampler is None else x.batch_sampler
+        if type(batches) is not BatchSampler:  # another may make batches of any size
+            return None
+        whole = x.dataset if isinstance(x.dataset, IterableDataset) else batches.sampler
+        n = len(whole) if isinstance(whole, Sized) else None
+        return n if n is None or not batches.drop_last else n - n % batches.batch_size
+    return len(x) if isinstance(x, Tensor | Split | np.ndarray) or (_is_map(x) and isinstance(x, Sized)) else None

@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 EVERY = 60.0
 """Seconds between two lines in a log."""
+SHORT = 10.0
+"""Seconds since the last line that are too few to tell the pace."""
 
 
 def note(line: str) -> None:
@@ -29,6 +31,7 @@ class Meter:
         self._lines = shown and self._bar.disable
         self._began = self._said = time.monotonic()
         self._count, self._total, self._doing = 0, 0, ""
+        self._first = self._last = (self._began, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -39,6 +42,7 @@ class Meter:
     def begin(self, total: int | None, done: int = 0) -> None:
         self._bar.total, self._total = total, total or 0
         self._bar.initial = self._bar.n = self._count = done
+        self._first = self._last = (time.monotonic(), done)
 
     def doing(self, what: str) -> None:
         self._doing = what
@@ -57,7 +61,18 @@ class Meter:
 
     def say(self, what: str) -> None:
         """A line, where there is no bar."""
-        self._said = time.monotonic()
+        self._said = now = time.monotonic()
         if self._lines:
             share = f"{min(1.0, self._count / self._total):.0%} of all, " if self._total else ""
-            print(f"{self._name}: {what} ({share}{self._said - self._began:.0f} s)", file=sys.stderr, flush=True)
+            line = f"{self._name}: {what} ({share}{now - self._began:.0f} s{self._left(now)})"
+            print(line, file=sys.stderr, flush=True)
+        self._last = (now, self._count)
+
+    def _left(self, now: float) -> str:
+        """What the rest takes at the pace since the last line, or since the beginning if that was a moment ago."""
+        then, count = self._last if now - self._last[0] >= SHORT else self._first
+        if not count < self._count < self._total:
+            return ""
+        seconds = max(1.0, (now - then) * (self._total - self._count) / (self._count - count))
+        size, unit = (1, "s") if seconds < 100 else (60, "min") if seconds < 6000 else (3600, "h")
+        return f", about {seconds / size:.0f} {unit} left"

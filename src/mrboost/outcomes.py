@@ -101,7 +101,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         ball = "several balls, or unknown ones" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
-        width = max(14, *(len(o.attack) + 2 for o in self.outcomes))
+        width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
         head = f"{'attack':<{width}}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
         lines = [f"{self.n} images, {ball}", head]
         for o in self.outcomes:
@@ -111,7 +111,7 @@ class Evaluation:
             ]
             lines.append(
                 f"{o.attack:<{width}}{o.accuracy:>9.2%}   {_range(o.interval):<16}"
-                f"{o.margin:>8.2f}{o.min_margin:>8.2f}{o.seconds:>9.1f}"
+                f"{_short(o.margin):>8}{_short(o.min_margin):>8}{o.seconds:>9.1f}"
             )
         if len(self.outcomes) > 2 and self.eps is not None:  # a worst case over several balls means nothing
             accuracy, interval = self.worst
@@ -209,6 +209,11 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
     p, z = successes / n, 1.959964
     centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+
+
+def _short(value: float) -> str:
+    """With two digits after the point, or as many as seven characters have room for."""
+    return next(text for form in (".2f", ".1f", ".0f", ".1e", ".0e") if len(text := format(value, form)) <= 7)
 
 
 def _range(interval: tuple[float, float]) -> str:

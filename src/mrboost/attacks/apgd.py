@@ -19,7 +19,7 @@ from functools import lru_cache
 from inspect import signature
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
@@ -66,11 +66,9 @@ class APGD(Aimed):
 
     @property
     def name(self) -> str:
-        if self.targets:
-            return "apgd-t"
-        short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
-        loss = getattr(self.loss or cross_entropy, "__name__", "loss")
-        return f"apgd-{short.get(loss, loss)}"
+        short = {"cross_entropy": "-ce", "margin_cross_entropy": "-mce", "targeted_dlr": ""}
+        loss = getattr(self.loss or (targeted_dlr if self.targets else cross_entropy), "__name__", "loss")
+        return f"apgd{short.get(loss, f'-{loss}')}{'-t' if self.targets else ''}"
 
     @property
     def patient(self) -> bool:  # type: ignore[override]
@@ -165,13 +163,15 @@ def _checkpoints(steps: int, device: torch.device) -> Tensor:
 
 def _check_call(loss: Loss, *, aimed: bool) -> None:
     try:
-        parameters = signature(loss)
+        takes = signature(loss.forward if isinstance(loss, nn.Module) else loss)
+        takes.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
     except ValueError:  # a scripted or built-in function does not tell
         return
-    try:
-        parameters.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
     except TypeError as error:
         call = (
             "with targets APGD calls loss(logits, y, other=…" if aimed else "without targets APGD calls loss(logits, y"
         )
-        raise InputError(f"{call}, reduction=…), which this loss does not bear: {error}") from None
+        like = f"mrboost.losses.{'targeted_dlr' if aimed else 'cross_entropy'}"
+        raise InputError(
+            f"{call}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
+        ) from None

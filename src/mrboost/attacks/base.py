@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from textwrap import shorten
 from types import CellType, FunctionType, MethodType
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, UnfitError
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+_ON_SHAPES = re.compile(r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.IGNORECASE)
+"""Words of an error on images that do not fit a network."""
 
 
 class Attack(Protocol):
@@ -122,9 +126,14 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
     low, high = x.aminmax()
     if not (low >= 0 and high <= 1):  # also false for NaN
-        problem = "contain NaN" if x.isnan().any() else f"span [{low.item():.4g}, {high.item():.4g}]"
-        remedy = "replace them" if x.isnan().any() else "rescale them, normalise inside the model"
-        raise InputError(f"images must lie in [0, 1], these {problem}: {remedy}")
+        beyond = max(-low.item(), high.item() - 1)
+        if x.isnan().any():
+            problem = "contain NaN: replace them"
+        elif beyond < 1e-3:
+            problem = f"go beyond it by {beyond:.2g}: clamp them, as x.clamp(0, 1)"
+        else:
+            problem = f"span [{low.item():.4g}, {high.item():.4g}]: rescale them, normalise inside the model"
+        raise InputError(f"images must lie in [0, 1], these {problem}")
 
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
@@ -134,8 +143,17 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     try:
         with torch.no_grad():
             logits = model(x[:1].clone())  # a model may work in place
-    except RuntimeError as error:
-        if x.dtype == torch.float32:
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in str(error):
+            raise
+        if _ON_SHAPES.search(str(error)):
+            shape = ", ".join(map(str, ("N", *x.shape[1:])))
+            raise UnfitError(
+                f"the model does not take images of shape ({shape}): give them as it was trained on them; it says: "
+                + shorten(str(error), 240),
+                error,
+            ) from error
+        if x.dtype == torch.float32 or not isinstance(error, RuntimeError):
             raise
         raise InputError(
             f"the model does not take images of {x.dtype}: convert them to its own type, such as x.float()"
@@ -158,5 +176,8 @@ def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
     """The gradient of a sum of losses in the images."""
     found = torch.autograd.grad(value, x, retain_graph=keep, allow_unused=True)[0] if value.requires_grad else None
     if found is None:
-        raise InputError("the model's logits have no gradient in its input: it detaches or rounds on the way")
+        raise InputError(
+            "the model's logits have no gradient in its input: it detaches or rounds on the way. "
+            "Use square, which needs none"
+        )
     return found
