@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost import Ensemble, InputError, Mixture
+from mrboost import Ensemble, InputError, Mixture, evaluate
 from mrboost.attacks import PGD
 from mrboost.attacks.arc import ARC
 from mrboost.threat import ball
@@ -88,6 +88,14 @@ def test_a_member_that_is_never_drawn_changes_nothing(model, undefended, batch) 
     x, y = batch
     alone = ARC(0.1, steps=3)(Mixture([undefended]), x, y)
     assert torch.equal(alone, ARC(0.1, steps=3)(Mixture([undefended, model], [1.0, 0.0]), x, y))
+
+
+@pytest.mark.parametrize("inside", [lambda m: nn.Sequential(nn.Identity(), m), lambda m: Ensemble([m])])
+@pytest.mark.parametrize("attack", ["pgd-20", "apgd-ce"])
+def test_a_mixture_inside_a_module_is_refused(inside, attack: str, model, undefended, batch) -> None:
+    """It would be judged by its mean probabilities, which is not how it answers."""
+    with pytest.raises(InputError, match=r"a Mixture inside .* put what is around it into each member"):
+        evaluate(inside(Mixture([model, undefended])), *batch, attack)
 
 
 def test_refuses_what_it_cannot_attack(model, batch) -> None:

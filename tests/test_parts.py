@@ -125,6 +125,17 @@ class Slots:
 class Bound(Slots):
     def shift(self, x): return x
 
+class Above(torch.nn.Module):
+    def __init__(self, floor):
+        super().__init__()
+        self.floor = floor
+
+def named(k):
+    space = {"__name__": "here", "torch": torch, "k": k}
+    exec(f"def inner(x): return x + {k}\\ndef outer(x): return inner(x)\\ndef plain(x): return x + k", space)
+    exec(f"class Code(torch.nn.Module):\\n  def forward(self, x): return x + {k}", space)
+    return space
+
 def factory(k):
     def loss(x, *, scale=k): return x * k
     return loss
@@ -140,6 +151,8 @@ def things(k):
         "default": eval(f"lambda x, k={k}: x"), "name": eval(f"lambda x: x.a{k}"), "recursive": recursive(k),
         "words": eval(f"lambda x: x in {{'a', 'b', 'c', 'd', '{k}'}}"), "array": torch.full((3000,), k).numpy(),
         "inside": [{"a": (Slots(k), {k, "a", "b"})}], "module": torch.nn.Sequential(torch.nn.AvgPool2d(k)),
+        "attribute": torch.nn.Sequential(Above(k)), "forward": torch.nn.Sequential(named(k)["Code"]()),
+        "called": named(k)["outer"], "global": named(k)["plain"],
     }
 """
 

@@ -198,6 +198,16 @@ def test_bumps_have_length_one_and_cancel() -> None:
     assert (table[0][3:] == 0).all()
 
 
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@pytest.mark.parametrize("shape", [(1, 40, 7), (3, 7, 40), (2, 1, 30), (1, 30, 1), (1, 11, 2)])
+def test_square_on_narrow_images(shape: tuple[int, int, int], norm: str) -> None:
+    torch.manual_seed(0)
+    x, network = torch.rand(5, *shape), nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 5))
+    adv = Square(0.1, norm, steps=30)(network, x, network(x).argmax(dim=1))
+    assert (ball(norm, 0.1).distance(adv, x) <= 0.1 * (1 + 1e-5) + 1e-6).all()
+    assert (adv != x).flatten(1).any(dim=1).all()
+
+
 def test_square_perturbations_are_extreme(model, batch) -> None:
     """Linf: every pixel at ±eps or at the edge of the box; L2: on the sphere but for the box."""
     x, y = batch

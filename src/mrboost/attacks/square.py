@@ -68,8 +68,8 @@ class Square(Search):
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if x.ndim != 4:
             raise InputError(
-                f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for others use apgd-ce, apgd-t "
-                "and fab-t"
+                f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for others use apgd-ce, "
+                "apgd-t and fab-t"
             )
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
