@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import mrboost
-from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, named
+from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square, named
 from mrboost.attacks.apgd import _checkpoints
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.queue import run
@@ -308,8 +308,9 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
         (lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr), "does not bear: missing a required argument: .other."),
         (
             lambda: APGD(0.1, loss=nn.CrossEntropyLoss()),  # type: ignore[arg-type]
-            r"calls loss\(logits, y, reduction=…\), .* does not bear: .*'reduction'; .* mrboost.losses.cross_entropy",
+            r"called as loss\(logits, y, reduction=…\), .* bear: .*'reduction'; .* mrboost.losses.cross_entropy",
         ),
+        (lambda: PGD(0.1, loss=nn.CrossEntropyLoss()), r"called as loss\(logits, y, reduction=…\), .* does not bear"),
         (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
         (lambda: Square(-1), "eps must be positive"),

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from inspect import signature
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
-from .base import Classifier, gradient_in
+from .base import Classifier, check_loss, gradient_in
 from .points import State, mistaken
 from .search import Aimed
 
@@ -60,7 +59,7 @@ class APGD(Aimed):
                 f"got {self.targets}, {self.restarts} and {self.eot}"
             )
         if self.loss is not None:
-            _check_call(self.loss, aimed=self.targets > 0)
+            check_loss(self.loss, aimed=self.targets > 0)
 
     strides = (6, 17)  # both end next to 101 evaluations
 
@@ -159,19 +158,3 @@ def _checkpoints(steps: int, device: torch.device) -> Tensor:
         found[position] = window
         window = max(window - shrink, least)
     return torch.tensor(found, device=device)
-
-
-def _check_call(loss: Loss, *, aimed: bool) -> None:
-    try:
-        takes = signature(loss.forward if isinstance(loss, nn.Module) else loss)
-        takes.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
-    except ValueError:  # a scripted or built-in function does not tell
-        return
-    except TypeError as error:
-        call = (
-            "with targets APGD calls loss(logits, y, other=…" if aimed else "without targets APGD calls loss(logits, y"
-        )
-        like = f"mrboost.losses.{'targeted_dlr' if aimed else 'cross_entropy'}"
-        raise InputError(
-            f"{call}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
-        ) from None

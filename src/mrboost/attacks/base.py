@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from textwrap import shorten
 from types import CellType, FunctionType, MethodType
 from typing import Protocol
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.errors import InputError, UnfitError
+from mrboost.losses import Loss
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
@@ -170,6 +172,21 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
             f"labels must lie in 0..{logits.shape[1] - 1} for a model of {logits.shape[1]} classes, got {low}..{high}"
         )
     return logits.shape[1]
+
+
+def check_loss(loss: Loss, *, aimed: bool = False) -> None:
+    """Refuse a loss that does not take what an attack gives it."""
+    try:
+        takes = signature(loss.forward if isinstance(loss, nn.Module) else loss)
+        takes.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
+    except ValueError:  # a scripted or built-in function does not tell
+        return
+    except TypeError as error:
+        call = "with targets it is called as loss(logits, y, other=…" if aimed else "it is called as loss(logits, y"
+        like = f"mrboost.losses.{'targeted_dlr' if aimed else 'cross_entropy'}"
+        raise InputError(
+            f"{call}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
+        ) from None
 
 
 def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:

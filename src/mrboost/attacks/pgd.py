@@ -27,7 +27,7 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, gradient_in, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, check_loss, gradient_in, keep_random_state
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -118,6 +118,7 @@ class PGD:
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
+        check_loss(self.loss)
         if self.steps < 1 or self.restarts < 1:
             raise InputError(f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}")
         if self.step_size is not None and not self.step_size > 0:
