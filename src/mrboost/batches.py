@@ -51,13 +51,13 @@ def attacked_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels.
 
-    On a CUDA device PGD runs on a quick copy; what it finds is the model's to judge.
+    PGD runs on a quick copy; what it finds is the model's to judge.
     """
     device = device_of(model, otherwise=x.device)
     cuda, name = device.type == "cuda", "" if attack is None else str(getattr(attack, "name", type(attack).__name__))
     size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 18) // x[0].numel())))
     victim = model
-    if cuda and isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
+    if isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
         few = x[:: max(1, len(x) // 8)].to(device)
         full = torch.autocast("cuda", enabled=False)
         with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
