@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import Ensemble, InputError, Mixture, evaluate
-from mrboost.attacks import PGD, Square
+from mrboost.attacks import FGSM, PGD, Square, Transfer, attacked
 from mrboost.doubts import Doubt, contradictions, doubts_of
 from mrboost.probing import probe
 
@@ -212,8 +212,11 @@ class Holder:
     def __call__(self, x: Tensor) -> Tensor:
         return self.network(x)
 
+    def predict(self, x: Tensor) -> Tensor:
+        return self.network(x)
 
-@pytest.mark.parametrize("kind", ["closure", "method", "partial", "object", "global", "deeper"])
+
+@pytest.mark.parametrize("kind", ["closure", "method", "partial", "object", "global", "deeper", "bound", "nested"])
 def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
     """It is attacked in eval mode, as a network is, and left as it was."""
     torch.manual_seed(0)
@@ -224,6 +227,7 @@ def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
     function = {
         "closure": lambda x: network(x), "method": network.forward, "partial": functools.partial(network),
         "object": inner, "global": lambda x: in_use(x), "deeper": lambda x: inner(x),  # noqa: F821
+        "bound": inner.predict, "nested": lambda x: (lambda z: in_use(z))(x),  # noqa: F821
     }[kind]  # fmt: skip
     result = evaluate(function, *images, "pgd-20", eps=0.1)
     assert "train-mode" in checks(result.doubts)
@@ -233,6 +237,23 @@ def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
     alone = evaluate(network.eval(), *images, "pgd-20", eps=0.1)
     assert "train-mode" not in checks(alone.doubts)
     assert alone["pgd-20"].correct == result["pgd-20"].correct
+
+
+def test_other_networks_are_left_alone(undefended, images, monkeypatch) -> None:
+    """A global is not meant where an attribute has its name; and a function may adapt its network as it answers."""
+    holder, other = Holder(undefended), nn.Sequential(nn.BatchNorm2d(1)).train()
+    monkeypatch.setitem(globals(), "network", other)
+    with attacked(lambda x: holder.network(x)):
+        assert other[0].training
+    assert checks(probe(lambda x: holder.network(x), *images, eps=0.1)) == []
+    *_, weight, _ = undefended.parameters()
+
+    def adapting(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(undefended(x.detach()).logsumexp(dim=1).mean(), weight)
+        return undefended(x) + 0 * slope.sum()
+
+    assert evaluate(adapting, images[0][:20], images[1][:20], "pgd-20", eps=0.1, check=False).n == 20
 
 
 def test_a_weak_loss_is_no_doubt_of_attacks_on_margins(undefended, images) -> None:
@@ -359,6 +380,9 @@ def test_one_step_beats_many() -> None:
     assert "fgsm, a single step, breaks 3 of 100 points (3.0%)" in doubt.message
     assert doubts_of(many | {"fgsm": standing(100, 0, 1, 2, 3)}) == []
     assert doubts_of({"fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
+    for other in ("pgd-1", "pgd-mce-1", "pgd transfer"):
+        assert doubts_of({other: standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
+    assert checks(doubts_of({"pgd-10": standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)})) == ["one-step"]
     stages = [{"attack": name} for name in ("apgd-ce", "square")]
     whole = as_kept("autoattack", standing(9, 0, 1, 2, 3), broken_by=[1, 2, 2, 2] + [-1] * 5, stages=stages)
     assert checks(contradictions([whole, as_kept("fgsm", standing(9, 0, 1, 2, 3))])) == ["black-box", "one-step"]
@@ -373,6 +397,9 @@ def test_a_wavy_input_is_found_out_by_the_usual_attacks(undefended, model, image
     assert "one-step" in checks(evaluate(wavy, *images, eps=0.1).doubts)
     for sound in (undefended, model):
         assert evaluate(sound, *images, eps=0.1).doubts == ()
+    assert evaluate(model, *images, [FGSM(0.3), PGD(0.01)]).doubts == (), "of two balls"
+    several = {"fgsm": FGSM(0.1), "pgd transfer": Transfer(PGD(0.1), undefended)}
+    assert "one-step" not in checks(evaluate(model, *images, several).doubts)
 
 
 def test_two_points_of_very_many_are_no_doubt() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -469,3 +470,41 @@ def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
     mrboost.evaluate(model, *batch, "pgd-3", progress=True, check=False)
     assert "pgd-3: 100%" in terminal.getvalue()
     assert "evaluate:" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("targets", [None, [1, 2], "all"])
+def test_an_attack_of_ones_own_may_have_any_attribute(targets: object, model, batch) -> None:
+    class Own:
+        eps, norm, loss = 0.1, "Linf", np.ones(2)
+
+        def __init__(self) -> None:
+            self.targets = targets
+
+        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+            return x
+
+    assert mrboost.evaluate(model, *batch, {"own": Own()})["own"].accuracy > 0.9
+
+
+def test_an_attack_that_looks_into_the_model_gets_the_model(model, batch) -> None:
+    class Inside(PGD):
+        def __call__(self, model: mrboost.Ensemble, *rest: Any, **how: Any) -> Tensor:  # type: ignore[override]
+            assert len(model.members) == 1
+            return super().__call__(model, *rest, **how)
+
+    assert mrboost.evaluate(model, *batch, {"inside": Inside(0.1, steps=2)}, check=False).n == len(batch[0])
+
+
+def test_what_was_kept_says_nothing_of_the_time_left(capsys, monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
+    progress = meter.Meter(True)
+    progress.begin(100)
+    progress.skip(50)
+    progress.say("kept")
+    now[0] = 20.0
+    progress(10)
+    progress.say("more")
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate: kept (50% of all, 0 s)", "evaluate: more (60% of all, 20 s, about 80 s left)",
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost import Ensemble, InputError, Mixture, evaluate
+from mrboost import Ensemble, InputError, Mixture, evaluate, robustness_curve
 from mrboost.attacks import PGD
 from mrboost.attacks.arc import ARC
 from mrboost.threat import ball
@@ -96,6 +96,8 @@ def test_a_mixture_inside_a_module_is_refused(inside, attack: str, model, undefe
     """It would be judged by its mean probabilities, which is not how it answers."""
     with pytest.raises(InputError, match=r"a Mixture inside .* put what is around it into each member"):
         evaluate(inside(Mixture([model, undefended])), *batch, attack)
+    with pytest.raises(InputError, match="a Mixture inside"):
+        robustness_curve(inside(Mixture([model, undefended])), *batch, [0.1])
 
 
 def test_refuses_what_it_cannot_attack(model, batch) -> None:

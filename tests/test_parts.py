@@ -220,7 +220,36 @@ def test_figures_are_not_those_of_another_model_or_attack(model, batch, tmp_path
         assert kept[1]["a"].accuracy > kept[0]["a"].accuracy
 
 
-@pytest.mark.parametrize("make", [lambda m: Noisy(m, 1.0), Wrapped, lambda m: functools.partial(Wrapped(m))])
+class Odd(Scaled):
+    """With an attribute that nobody can look at, and one whose name is that of a global."""
+
+    def __init__(self, network: nn.Module, factor: float) -> None:
+        super().__init__(network, factor)
+        self.sparse, self.config = torch.eye(2).to_sparse(), type("C", (), {"__repr__": lambda _: 1 / 0})()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0 * x.size(0)
+
+
+def test_names_of_attributes_are_no_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Tensor) -> int:
+        return x.size(0)
+
+    texts = []
+    for number in (1, 2):
+        monkeypatch.setitem(globals(), "size", number)
+        texts.append(fingerprint(f))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: Noisy(m, 1.0), Wrapped, lambda m: functools.partial(Wrapped(m)), lambda m: Odd(m, 1.0),
+        lambda m: nn.Sequential(torch.jit.trace(m[0], torch.rand(2, 1, 8, 8))),
+    ],
+)  # fmt: skip
 def test_nothing_is_done_twice(make, model, batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, attack = batch[0][:16], batch[1][:16], {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
     first = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from copy import deepcopy
 
@@ -206,6 +207,22 @@ def test_square_on_narrow_images(shape: tuple[int, int, int], norm: str) -> None
     adv = Square(0.1, norm, steps=30)(network, x, network(x).argmax(dim=1))
     assert (ball(norm, 0.1).distance(adv, x) <= 0.1 * (1 + 1e-5) + 1e-6).all()
     assert (adv != x).flatten(1).any(dim=1).all()
+
+
+def test_losses_that_are_called_otherwise_than_they_look() -> None:
+    base = mrboost.losses.cross_entropy
+
+    @functools.wraps(nn.functional.mse_loss)
+    def wrapped(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        return base(logits, target, reduction)
+
+    class Own(nn.Module):
+        def __call__(self, logits: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+            return base(logits, target, reduction)
+
+    for loss in (wrapped, Own(), functools.partial(base), lambda logits, y, **how: base(logits, y, **how)):
+        assert PGD(0.1, loss=loss).loss is loss
+        assert APGD(0.1, loss=loss).loss is loss
 
 
 def test_square_perturbations_are_extreme(model, batch) -> None:

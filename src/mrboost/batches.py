@@ -57,7 +57,7 @@ def attacked_batches(
     cuda, name = device.type == "cuda", "" if attack is None else str(getattr(attack, "name", type(attack).__name__))
     size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 18) // x[0].numel())))
     victim = model
-    if isinstance(attack, PGD) and attack.restarts == 1:  # among restarts only the model itself may choose
+    if type(attack) is PGD and attack.restarts == 1:  # among restarts only the model itself may choose
         few = x[:: max(1, len(x) // 8)].to(device)
         full = torch.autocast("cuda", enabled=False)
         with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):

@@ -12,6 +12,7 @@ from .attacks import Attack, Classifier, attacked, named
 from .attacks.base import check_logits
 from .batches import attacked_batches, fitted, still_correct
 from .devices import device_of
+from .ensemble import Mixture
 from .errors import InputError, NanLogitsError
 from .intake import Images, chunks, count
 from .losses import margin
@@ -55,6 +56,7 @@ def robustness_curve(
         meter.begin(None if whole is None else whole * len(every))
         for images, labels in chunks(x, y):
             if seen == 0:
+                Mixture.check_outermost(model)
                 fits, one_image = fitted(model, images[:1])
                 with attacked(model):
                     check_logits(fits, one_image.to(device_of(model, otherwise=images.device)), labels)

@@ -6,6 +6,7 @@ empty list means that nothing was seen, not that the figure is right. ``mrboost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,11 @@ def doubts_of(
             )
             doubts.append(Doubt("black-box", message))
     # Of sound models the last of many steps may miss a point in a hundred that one step breaks.
-    long = {other: standing[other] for other in names if other.startswith(_LONG)}
+    long = {
+        other: standing[other]
+        for other in names
+        if other.startswith(_LONG) and other not in black and not re.fullmatch(r"pgd(-.*)?-1", other)
+    }
     for name in names:
         if name.startswith("fgsm") and (seen := _alone(standing[name], long, least=3, share=0.02)):
             message = (

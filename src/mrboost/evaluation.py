@@ -161,7 +161,7 @@ def measure(
                         part.pop("adv", None)  # large, and not asked for
                     place.put(part)
                 else:
-                    meter(len(images) * chunk.work(one))
+                    meter.skip(len(images) * chunk.work(one))
                 found[label].append(part)
                 if last:
                     _say_done(meter, label, found[label])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .attacks import FAB, Attack, AutoAttack, Square, Transfer
+from .attacks import APGD, FAB, PGD, Attack, AutoAttack, Square, Transfer
 from .devices import over_processes
 from .doubts import Doubt, contradictions, left
 from .errors import InputError
@@ -58,7 +58,8 @@ class Measured:
         outcomes = tuple(self._outcome(label) for label in self.known)
         strong = any(map(_by_margins, self.attacks.values()))
         doubts = tuple(doubt for doubt in self.doubts if not (strong and doubt.check == "weak-loss"))
-        doubts += tuple(contradictions([asdict(o) for o in outcomes])) if self.check else ()
+        if self.check and self.eps is not None:  # attacks of several balls say nothing against each other
+            doubts += tuple(contradictions([asdict(o) for o in outcomes]))
         return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts)
 
     def _outcome(self, label: str) -> Outcome:
@@ -80,7 +81,9 @@ def _by_margins(attack: Attack) -> bool:
     """Whether it raises a margin, which is what an attack on the cross-entropy may be too weak for."""
     parts = attack.searches if isinstance(attack, AutoAttack) else (attack,)
     return any(
-        isinstance(part, FAB) or getattr(part, "targets", 0) > 0 or getattr(part, "loss", None) in (margin, dlr)
+        isinstance(part, FAB)
+        or (isinstance(part, APGD) and part.targets > 0)
+        or (isinstance(part, APGD | PGD) and any(part.loss is loss for loss in (margin, dlr)))
         for part in parts
     )
 

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .attacks.base import used_globals
 from .errors import InputError
 from .meter import note
 from .storage import State, read_tensors, write_tensors
@@ -104,12 +105,11 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _matters(function: FunctionType, name: str) -> bool:
-    """Whether a function's answers may depend on what it calls by this name: values, and functions of its own file."""
-    found = function.__globals__.get(name)
-    if isinstance(found, FunctionType):
-        return found.__module__ == function.__module__
-    return isinstance(found, nn.Module | Tensor | np.ndarray | int | float | str | tuple)
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    kinds = bool | int | float | str | torch.dtype | FunctionType | BuiltinFunctionType
+    return value is None or isinstance(value, kinds)
 
 
 def _inside(value: object) -> Iterator[object]:
@@ -117,11 +117,15 @@ def _inside(value: object) -> Iterator[object]:
     if isinstance(value, nn.Module):
         yield from value.state_dict().items()
         for part in value.modules():
-            plain = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "training"}
-            yield from (type(part).forward, plain)
+            yield part.code if isinstance(part, torch.jit.ScriptModule) else getattr(type(part).forward, "__code__", "")
+            yield {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "training" and _is_plain(v)}
     elif isinstance(value, FunctionType):
         yield from (value.__code__, value.__closure__, value.__defaults__, value.__kwdefaults__)
-        yield {name: value.__globals__[name] for name in value.__code__.co_names if _matters(value, name)}
+        for name, found in used_globals(value).items():
+            if isinstance(found, FunctionType) and found.__module__ == value.__module__:
+                yield name, found.__code__
+            elif _is_plain(found) or isinstance(found, nn.Module) or type(found) is Tensor:
+                yield name, found
     elif isinstance(value, CodeType):
         yield from (value.co_code, value.co_names, value.co_consts)
     elif isinstance(value, CellType):

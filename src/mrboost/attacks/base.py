@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
 from textwrap import shorten
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Protocol
 
 import torch
@@ -69,38 +70,61 @@ class Rounded(nn.Module):
         return self.model(images.to(self.dtype)).float()
 
 
+@lru_cache
+def _global_names(code: CodeType) -> frozenset[str]:
+    """The names that code, and the functions inside it, take from the globals; ``co_names`` has attributes too."""
+    inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return frozenset(own).union(*inner)
+
+
+def used_globals(function: FunctionType) -> dict[str, object]:
+    names = sorted(_global_names(function.__code__) & function.__globals__.keys())
+    return {name: function.__globals__[name] for name in names}
+
+
 def networks(model: object, depth: int = 4) -> list[nn.Module]:
     """The model, or the networks that a function is seen to use: bound to it, in its closure, or by a global name."""
     if isinstance(model, nn.Module):
         return [model]
-    held: Iterable[object] = ()
-    if isinstance(model, partial):
-        held = (model.func, *model.args, *model.keywords.values())
-    elif isinstance(model, MethodType):
-        held = (model.__self__, model.__func__)
-    elif isinstance(model, FunctionType):
-        cells = [cell for cell in model.__closure__ or () if cell != CellType()]  # which is empty
-        named = (model.__globals__.get(name) for name in model.__code__.co_names)
-        held = (*(cell.cell_contents for cell in cells), *named, *(model.__defaults__ or ()))
-    elif isinstance(model, list | tuple | dict) and len(model) < 100:  # more are data
-        held = model.values() if isinstance(model, dict) else model
-    elif callable(model) and not isinstance(model, type) and hasattr(model, "__dict__"):
-        held = vars(model).values()
-    found = {id(part): part for one in held for part in networks(one, depth - 1)} if depth else {}
+    found: dict[int, nn.Module] = {}
+    with suppress(Exception):  # things of strangers need not bear being looked at
+        for part in _held(model) if depth else ():
+            found |= {id(network): network for network in networks(part, depth - 1)}
     return list(found.values())
+
+
+def _held(value: object) -> Iterable[object]:
+    """What a function, or a container of few things, holds."""
+    if isinstance(value, partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, MethodType):
+        bound = value.__self__
+        return (value.__func__, *([bound] if isinstance(bound, nn.Module) else vars(bound).values()))
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]  # which is empty
+        return (*cells, *used_globals(value).values(), *(value.__defaults__ or ()))
+    if isinstance(value, list | tuple | dict) and len(value) <= 32:  # more are data
+        return value.values() if isinstance(value, dict) else value
+    if callable(value) and not isinstance(value, type):
+        return vars(value).values()
+    return ()
 
 
 @contextmanager
 def attacked(*models: Classifier) -> Iterator[None]:
-    """Within it, the models are in eval mode and their weights need no gradient; after it, they are as before."""
+    """Within it, the models are in eval mode and their weights need no gradient; after it, they are as before.
+
+    Of a function the networks that it uses are in eval mode; it may want the gradients of their weights.
+    """
     with ExitStack() as restore:
-        for model in (network for one in models for network in networks(one)):
-            for module in model.modules():
-                if module.training:
-                    # The attribute, not .train(): that call would recurse, and users override it.
-                    restore.callback(setattr, module, "training", True)
-                    module.training = False
-            for parameter in model.parameters():
+        for module in (module for model in models for network in networks(model) for module in network.modules()):
+            if module.training:
+                # The attribute, not .train(): that call would recurse, and users override it.
+                restore.callback(setattr, module, "training", True)
+                module.training = False
+        for model in models:
+            for parameter in model.parameters() if isinstance(model, nn.Module) else ():
                 if parameter.requires_grad:
                     restore.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
@@ -177,15 +201,18 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:
     """Refuse a loss that does not take what an attack gives it."""
     try:
-        takes = signature(loss.forward if isinstance(loss, nn.Module) else loss)
+        call: Callable[..., object] = loss
+        if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__ and not loss._forward_pre_hooks:
+            call = loss.forward
+        takes = signature(call, follow_wrapped=False)
         takes.bind(None, None, reduction="none", **({"other": None} if aimed else {}))
     except ValueError:  # a scripted or built-in function does not tell
         return
     except TypeError as error:
-        call = "with targets it is called as loss(logits, y, other=…" if aimed else "it is called as loss(logits, y"
+        how = "with targets it is called as loss(logits, y, other=…" if aimed else "it is called as loss(logits, y"
         like = f"mrboost.losses.{'targeted_dlr' if aimed else 'cross_entropy'}"
         raise InputError(
-            f"{call}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
+            f"{how}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
         ) from None
 
 

@@ -185,9 +185,11 @@ class Training:
                     yield which, members, n, tuple(a for a in attacks if self.request.images(a) == n)
 
     def pending(self) -> list[Stage]:
-        """The evaluations of a trained run that are not there yet."""
+        """The evaluations of a trained run that are not there yet, and can be made."""
         run = self.run()
         assert run is not None
+        if _is_without_weights(run):
+            return []
         return [
             (which, members, n, attacks)
             for which, members, n, attacks in self.stages()
