@@ -1,15 +1,18 @@
-"""Commands as a user types them, for the tests."""
+"""Commands as a user types them, and small things that several tests share."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from mrboost.cli import main
+from mrboost.doubts import Doubt
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -64,3 +67,12 @@ def write_pictures(root: Path, names: str) -> None:
             for i in range(count):
                 pixels = (40 * torch.rand(8, 8, 3, generator=generator) + 80 * label).byte().numpy()
                 Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def checks(doubts: Iterable[Doubt]) -> list[str]:
+    return [doubt.check for doubt in doubts]
+
+
+def quantised(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A defence that masks its gradients."""
+    return lambda x: network((4 * x).round() / 4)

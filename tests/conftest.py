@@ -49,6 +49,11 @@ def digits() -> Dataset:
 
 
 @pytest.fixture(scope="session")
+def images(digits: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    return digits.test.images(), digits.test.y
+
+
+@pytest.fixture(scope="session")
 def trained(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder: adversarial training with MCE on digits, long enough to be robust. Read it, don't write it."""
     folder = tmp_path_factory.mktemp("trained") / "run"

@@ -17,13 +17,12 @@ from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square, named
 from mrboost.attacks.apgd import _checkpoints
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.queue import run
-from mrboost.attacks.square import _bumps, _schedule
 from mrboost.copies import quick
 from mrboost.errors import InputError
-from mrboost.losses import dlr, margin
+from mrboost.losses import dlr
 from mrboost.models import build
 from mrboost.seeds import hashed, hashed_uniform, image_keys
-from mrboost.threat import ball, wide
+from mrboost.threat import ball
 
 
 def test_keeps_the_contract(search: Search, model, batch) -> None:
@@ -182,33 +181,6 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
     assert ((slope * uphill).sum(1) >= -1e-9).all()
 
 
-def test_square_sizes_follow_the_schedule() -> None:
-    """For 32×32: p = 0.8 gives 29 pixels, then p/2, p/4 … after 10, 50, 200, 500, 1000, 2000 and 4000 queries."""
-    sides, _, _ = _schedule(5000, 0.8, 32, 32, 1, torch.device("cpu"))
-    changes = [0, *(sides.diff().nonzero().squeeze(1) + 1).tolist()]
-    assert changes == [0, 11, 51, 201, 501, 1001, 2001, 4001]
-    assert sides[changes].tolist() == [29, 20, 14, 10, 7, 5, 4, 3]
-    odd, _, _ = _schedule(5000, 0.8, 32, 32, 3, torch.device("cpu"))
-    assert odd[changes].tolist() == [29, 21, 15, 11, 7, 5, 5, 3]
-
-
-def test_bumps_have_length_one_and_cancel() -> None:
-    table = _bumps([3, 5, 8])
-    assert table.square().sum((1, 2)) == pytest.approx(torch.ones(3))
-    assert table[2].sum().item() == pytest.approx(0, abs=1e-6)
-    assert (table[0][3:] == 0).all()
-
-
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
-@pytest.mark.parametrize("shape", [(1, 40, 7), (3, 7, 40), (2, 1, 30), (1, 30, 1), (1, 11, 2)])
-def test_square_on_narrow_images(shape: tuple[int, int, int], norm: str) -> None:
-    torch.manual_seed(0)
-    x, network = torch.rand(5, *shape), nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 5))
-    adv = Square(0.1, norm, steps=30)(network, x, network(x).argmax(dim=1))
-    assert (ball(norm, 0.1).distance(adv, x) <= 0.1 * (1 + 1e-5) + 1e-6).all()
-    assert (adv != x).flatten(1).any(dim=1).all()
-
-
 def test_losses_that_are_called_otherwise_than_they_look() -> None:
     base = mrboost.losses.cross_entropy
 
@@ -223,55 +195,6 @@ def test_losses_that_are_called_otherwise_than_they_look() -> None:
     for loss in (wrapped, Own(), functools.partial(base), lambda logits, y, **how: base(logits, y, **how)):
         assert PGD(0.1, loss=loss).loss is loss
         assert APGD(0.1, loss=loss).loss is loss
-
-
-def test_square_perturbations_are_extreme(model, batch) -> None:
-    """Linf: every pixel at ±eps or at the edge of the box; L2: on the sphere but for the box."""
-    x, y = batch
-    delta = (Square(0.1, steps=30)(model, x, y) - x).abs()
-    moved = delta.flatten(1).amax(1) > 0
-    at_edge = torch.minimum((0.1 - delta).abs(), torch.minimum(x + delta, 1 - x - delta).abs())
-    assert at_edge[moved].max() < 0.1
-    far = (Square(0.7, "L2", steps=30)(model, x, y) - x).flatten(1).norm(dim=1)
-    assert (far <= 0.7 + 1e-5).all()
-    assert far.max() > 0.3
-
-
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.7)])
-def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, model, batch) -> None:
-    """Queries of an image run side by side, and none asks about the image that it has: the same images are found."""
-    x, y = batch[0][:12], batch[1][:12]
-    search, twin, sizes = Square(eps, norm, steps=400), deepcopy(model).double(), []
-
-    def counted(images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        return twin(images)
-
-    keys = image_keys(0, x)
-    state = search.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
-    found = state["found"]
-    known = margin(twin(found), y, reduction="none")
-    for t in range(1, search.evaluations()):
-        trial = (search._square if norm == "Linf" else search._move)(state | {"t": torch.full_like(y, t)}, found)
-        asked = margin(twin(trial), y, reduction="none")
-        better = (asked > known) & (known <= 0)
-        found, known = torch.where(wide(better, x), trial, found), torch.where(better, asked, known)
-    rounds = 0
-    while ((state["t"] < search.evaluations()) & ~state["hit"]).any():
-        state, rounds = search.step(counted, state), rounds + 1
-    assert torch.equal(state["found"], found)
-    assert 0 < state["hit"].sum() < 12
-    assert max(sizes) <= 8 * 12
-    assert rounds < search.evaluations() / 3
-    sizes.clear()
-    one = search.within(12)
-    state = one.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
-    for _ in range(one.evaluations()):
-        state = one.step(counted, state)
-    assert torch.equal(state["found"], found)
-    assert max(sizes) <= 12
-    share = sum(sizes) / (12 * one.evaluations())
-    assert share < 0.9 if norm == "Linf" else share > 0.9
 
 
 def test_hashed_streams() -> None:

@@ -3,10 +3,9 @@
 import tomllib
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from mrboost.plots import COLORS
+from mrboost.plots import COLORS, as_svg, dress
 
 HERE = Path(__file__).parent
 
@@ -23,16 +22,10 @@ def main() -> None:
             for point in points:
                 where = (point["minutes"], point[key])
                 axes.annotate(point["name"], where, (4, 4), textcoords="offset points", fontsize=7, color=color)
-        axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-        axes.set_xlabel("minutes of one H200", fontsize=9)
-        axes.set_ylabel("accuracy, %", fontsize=9)
+        dress(axes, title, "minutes of one H200", "accuracy, %")
         axes.set_xlim(0, 28)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": "mrboost"}):
-        figure.savefig(HERE / "minutes.svg", metadata={"Date": None, "Creator": None})
+    (HERE / "minutes.svg").write_text(as_svg(figure), "utf-8")
 
 
 if __name__ == "__main__":

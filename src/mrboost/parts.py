@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .attacks.base import used_globals
+from .behind import used_globals
 from .errors import InputError
 from .meter import note
 from .storage import State, read_tensors, write_tensors

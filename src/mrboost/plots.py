@@ -27,16 +27,22 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d
 def _axes(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)) -> tuple[Any, Any]:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
+    dress(axes, title, xlabel, ylabel)
+    return figure, axes
+
+
+def dress(axes: Any, title: str, xlabel: str, ylabel: str) -> None:
+    """The look of all figures."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
-def _svg(figure: Any) -> str:
+def as_svg(figure: Any) -> str:
+    """The same text for the same figure."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "mrboost"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -60,7 +66,7 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
                 axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
     axes.plot([], [], color="#555", ls=":", lw=1, label="training images, attacked")
     _below(axes, over == "epoch")
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def loss_curves(metrics: Metrics) -> str:
@@ -71,7 +77,7 @@ def loss_curves(metrics: Metrics) -> str:
         losses = [row["loss"] for row in rows]
         axes.plot(_along(rows, "epoch"), losses, color=color, lw=1.6, marker=_marker(rows), ms=4, label=label)
     _below(axes, True)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _along(rows: Sequence[Mapping[str, Any]], over: str) -> list[float]:
@@ -104,7 +110,7 @@ def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], trained: Se
     axes.set_ylim(0, 101)
     axes.set_xlim(left=0)
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
@@ -119,7 +125,7 @@ def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: st
             axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=label if style == "-" else None)
     axes.plot([], [], color="#555", ls="--", lw=1, label="dashed: clean; solid: PGD-20")
     _below(axes, True)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[float]) -> str:
@@ -134,7 +140,7 @@ def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[floa
     axes.set_xlim(-1, 1)
     axes.set_ylim(0, 101)
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels: Any) -> str:
@@ -143,7 +149,7 @@ def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels
     filled = axes.contourf(axis, axis, values, levels=levels, cmap="viridis", extend="max")
     axes.contour(axis, axis, values, levels=levels, colors="white", linewidths=0.4)
     figure.colorbar(filled, ax=axes).ax.tick_params(labelsize=8)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False) -> str:
@@ -154,7 +160,7 @@ def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, log
     if logarithmic:
         axes.set(xscale="log", yscale="log")
     axes.legend(fontsize=8, frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _coloured(rows: Mapping[str, T]) -> Iterator[tuple[str, str, T]]:

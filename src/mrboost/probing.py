@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state, networks
+from .attacks.base import LOW_PRECISION, Classifier, attacked, check_batch, check_logits, keep_random_state
 from .attacks.pgd import PGD
+from .behind import networks
 from .devices import device_of, dtype_of
 from .doubts import Doubt
 from .errors import InputError
