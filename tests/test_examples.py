@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,14 @@ def test_the_documentation_names_no_other() -> None:
         for name in re.findall(r"examples/(\w+\.py)", page.read_text())
     }
     assert named <= {path.name for path in EXAMPLES}
+
+
+def test_the_plot_of_minutes_has_the_figures_of_its_pages() -> None:
+    results = ROOT / "docs" / "results"
+    for line in tomllib.loads((results / "minutes.toml").read_text("utf-8"))["lines"]:
+        page = (results / line["page"]).read_text("utf-8")
+        for point in line["points"]:
+            assert re.search(rf"\b{point['clean']:.2f}\b[* |]+{point['pgd']:.2f}\b", page), (line["page"], point)
 
 
 def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
