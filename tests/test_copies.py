@@ -148,6 +148,7 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
     kinds = {type(part).__name__ for part in copy.modules()}
     assert "_ConvRelu" in kinds
     assert ("_NormRelu" in kinds) == (name == "wrn-34-10")
+    assert ("_BareConv" in kinds) == (name == "resnet18")
     for _ in range(2):
         answers = []
         for one in (copy, network):

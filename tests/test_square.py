@@ -69,7 +69,8 @@ def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, m
     found = state["found"]
     known = margin(twin(found), y, reduction="none")
     for t in range(1, search.evaluations()):
-        trial = (search._square if norm == "Linf" else search._move)(state | {"t": torch.full_like(y, t)}, found)
+        propose = search._squares if norm == "Linf" else search._moves
+        trial = propose(state | {"found": found}, torch.full((12, 1), t))
         asked = margin(twin(trial), y, reduction="none")
         better = (asked > known) & (known <= 0)
         found, known = torch.where(wide(better, x), trial, found), torch.where(better, asked, known)

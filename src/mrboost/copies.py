@@ -124,9 +124,8 @@ class Copy(nn.Module):
         torch._foreach_copy_(*self._same)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
         if not self.half_precision:
-            return self.network(x)  # type: ignore[no-any-return]
+            return self.network(x.contiguous(memory_format=torch.channels_last))  # type: ignore[no-any-return]
         scales: list[Tensor] = []
         logits = self.network(_Enter.apply(x, scales))  # type: ignore[no-untyped-call]
         return _Leave.apply(logits, scales)  # type: ignore[no-untyped-call, no-any-return]
@@ -163,12 +162,12 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: list[Tensor]) -> Tensor:
         ctx.scales = scales
-        return x.half()
+        return x.to(torch.half, memory_format=torch.channels_last)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         scale = wide(ctx.scales[-1], gradient)
-        return (gradient.float() * scale).nan_to_num_(0.0, 0.0, 0.0), None
+        return (gradient * scale).nan_to_num_(0.0, 0.0, 0.0), None  # in float32, as the scale is
 
 
 class _Leave(torch.autograd.Function):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,10 @@ def fold_batch_norm(model: fx.GraphModule) -> list[tuple[str, str]]:
 
 
 def fuse_relu(model: fx.GraphModule) -> None:
-    """``relu(conv(x))`` and ``relu(conv(x) + z)`` become one operation of cuDNN each."""
+    """``relu(conv(x))`` and ``relu(conv(x) + z)`` become one operation of cuDNN each.
+
+    Where z is a convolution too, its bias is added together with the other's.
+    """
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
         if not _is_relu(node, modules):
@@ -50,9 +53,13 @@ def fuse_relu(model: fx.GraphModule) -> None:
         added = isinstance(inner, fx.Node) and inner.target in _ADDS and len(inner.users) == 1 and len(inner.args) == 2
         for conv, other in (inner.args, inner.args[::-1]) if added else ((inner, None),):
             layer = _layer(conv, modules, uses)
-            if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            if not _plain(layer):
                 continue
-            model.set_submodule(conv.target, _ConvRelu(layer))
+            beside, elsewhere = _layer(other, modules, uses), None
+            if other is not None and _plain(beside):
+                elsewhere = beside.bias
+                model.set_submodule(str(other.target), _BareConv(beside))
+            model.set_submodule(conv.target, _ConvRelu(layer, elsewhere))
             with model.graph.inserting_before(node):
                 fused = model.graph.call_module(conv.target, (conv.args[0], *([other] if added else [])))
             node.replace_all_uses_with(fused)
@@ -89,9 +96,7 @@ def pool_before_relu(model: fx.GraphModule) -> None:
 def thin_inputs(model: fx.GraphModule) -> None:
     """Convolutions of grey or coloured images get a pass back of their own: oneDNN's is made for 16 channels."""
     for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Conv2d) or layer.in_channels > 3 or layer.groups > 1:
-            continue
-        if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        if _plain(layer) and layer.in_channels <= 3 and layer.groups == 1:
             model.set_submodule(name, _ThinConv(layer))
 
 
@@ -106,6 +111,10 @@ def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> n
     return modules[str(node.target)]
 
 
+def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
+    return isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         return isinstance(modules.get(str(node.target)), nn.ReLU)
@@ -113,13 +122,47 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 class _ConvRelu(nn.Module):
+    def __init__(self, conv: nn.Conv2d, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        self.others = (bias,)  # another layer's, so it is no parameter of this one
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        (more,) = self.others
+        bias = more if self.bias is None else self.bias if more is None else self.bias + more
+        return _FusedConv.apply(x, self.weight, bias, other, self.how)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _BareConv(nn.Module):
+    """Without its bias, which is added elsewhere."""
+
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
         self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        return _FusedConv.apply(x, self.weight, self.bias, other, self.how)  # type: ignore[no-untyped-call, no-any-return]
+    def forward(self, x: Tensor) -> Tensor:
+        return _StridedConv.apply(x, self.weight, self.how)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _StridedConv(torch.autograd.Function):
+    """With gradients in the images only. Of the pixels that a kernel of one pixel jumps over nothing is read: cuDNN's
+    own choice for such a layer can take five times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: Any) -> Tensor:
+        ctx.how = how
+        ctx.save_for_backward(x, weight)
+        stride, padding, dilation, groups = how
+        if weight.shape[2:] == (1, 1) and tuple(padding) == (0, 0):
+            x, stride = x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last), (1, 1)
+        return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return _into_images(gradient, x, weight, ctx.how), None, None
 
 
 class _FusedConv(torch.autograd.Function):
@@ -138,12 +181,16 @@ class _FusedConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.how
         through = torch.ops.aten.threshold_backward(gradient, y, 0)
-        into, _, _ = torch.ops.aten.convolution_backward(
-            through, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
-        )
-        return into, None, None, through if ctx.added else None, None
+        return _into_images(through, x, weight, ctx.how), None, None, through if ctx.added else None, None
+
+
+def _into_images(gradient: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tensor:
+    stride, padding, dilation, groups = how
+    into, _, _ = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+    )
+    return into  # type: ignore[no-any-return]
 
 
 class _PoolRelu(nn.Module):

@@ -108,16 +108,16 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     As far as the box allows, where that is not far enough.
     """
     flat, slopes = start.flatten(1), slope.flatten(1)
-    price = slopes.abs()
-    downhill = torch.where((gap >= 0)[:, None], -slopes.sign(), slopes.sign())
+    price, downhill = slopes.abs(), torch.where((gap >= 0)[:, None], -slopes, slopes).sign()
     room = torch.where(downhill > 0, 1 - flat, flat)
-    speed = (price > 0).to(price.dtype) if norm == "Linf" else price
-    pace, wanted = price * speed, gap.abs()[:, None]
+    full = room if norm == "Linf" else room / price  # the λ with which a pixel meets the box
+    # What a pixel adds: for each λ until then, and in all.
+    adds = torch.stack([price if norm == "Linf" else price.square(), price * room])
+    wanted, most = gap.abs(), adds[1].sum(dim=1)
     spent = torch.zeros_like(wanted)
     for _ in range(_NEWTON_STEPS):
-        move = spent * speed
-        free = move < room
-        rate = (pace * free).sum(dim=1, keepdim=True)
-        reached = (price * torch.minimum(move, room)).sum(dim=1, keepdim=True)
+        rate, open_ = torch.where(full > spent[:, None], adds, 0).sum(dim=2)
+        reached = spent * rate + (most - open_)
         spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
-    return (downhill * torch.minimum(spent * speed, room)).view_as(start)
+    moves = spent[:, None] if norm == "Linf" else spent[:, None] * price
+    return (downhill * torch.minimum(moves, room)).view_as(start)

@@ -84,33 +84,32 @@ class Square(Search):
         is forgotten, so that it is as if each had waited for the last."""
         lanes = len(state["t"])
         ahead = max(1, min(_AHEAD, self.abreast // lanes, _NUMBERS // state["x"].numel()))
-        s = {key: value[:, None].expand(-1, ahead, *value.shape[1:]).flatten(0, 1) for key, value in state.items()}
-        s["t"] = s["t"] + torch.arange(ahead, device=s["t"].device).repeat(lanes)
-        propose = self._square if self.norm == "Linf" else self._move
-        trial = torch.where(wide(s["t"] == 0, s["x"]), s["found"], propose(s, s["found"]))  # the first is the start
-        margins = self._margins(model, trial, s)
-        better = ((margins > s["margin"]) & ~s["hit"] & (s["t"] < self.evaluations())).view(lanes, ahead)
+        t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
+        trial = (self._squares if self.norm == "Linf" else self._moves)(state, t)
+        margins = self._margins(model, trial, state, ahead)
+        better = (margins > state["margin"][:, None]) & ~state["hit"][:, None] & (t < self.evaluations())
         some, first = better.any(dim=1), better.byte().argmax(dim=1)
         chosen = first + torch.arange(0, lanes * ahead, ahead, device=first.device)
-        margins = torch.where(some, margins[chosen], state["margin"])
+        margins = torch.where(some, margins.flatten()[chosen], state["margin"])
         return state | {
             "t": (state["t"] + torch.where(some, first + 1, ahead * ~state["hit"])).clamp(max=self.evaluations()),
             "hit": margins > 0, "margin": margins,
             "found": torch.where(wide(some, trial), trial[chosen], state["found"]),
         }  # fmt: skip
 
-    def _margins(self, model: Classifier, trial: Tensor, state: State) -> Tensor:
+    def _margins(self, model: Classifier, trial: Tensor, state: State, ahead: int) -> Tensor:
         """Of the trials. One that is the image found so far is not asked for again, where looking costs nothing."""
-        y, known = state["y"], state["margin"]
+        y, known = (state[key].repeat_interleave(ahead, output_size=len(trial)) for key in ("y", "margin"))
         new: Tensor | slice = slice(None)
         if trial.device.type == "cpu":
-            new = ((trial != state["found"]).flatten(1).any(dim=1) | known.isneginf()).nonzero().squeeze(1)
+            changed = (trial.view(-1, ahead, *trial.shape[1:]) != state["found"][:, None]).flatten(2).any(dim=2)
+            new = (changed.flatten() | known.isneginf()).nonzero().squeeze(1)
             if len(new) == 0:
-                return known
+                return known.view(-1, ahead)
         with torch.no_grad():
             margins = margin(model(trial[new].clone()), y[new], reduction="none").to(trial.dtype)
         margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)  # NaN is for the judge to see
-        return margins if isinstance(new, slice) else known.index_copy(0, new, margins)
+        return (margins if isinstance(new, slice) else known.index_copy(0, new, margins)).view(-1, ahead)
 
     def refute(self, state: State, lanes: Tensor) -> None:
         super().refute(state, lanes)
@@ -120,13 +119,15 @@ class Square(Search):
         signs = (hashed_uniform(keys, (x.shape[1], 1, x.shape[3])) - 0.5).sign()
         return (x + self.eps * signs.to(x.dtype)).clamp(0, 1)
 
-    def _square(self, state: State, best: Tensor) -> Tensor:
-        x, (channels, height, width) = state["x"], best.shape[1:]
-        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][_query(state, self.steps)]
-        draw = hashed_uniform(hashed(state["keys"], state["t"]), (2 + channels,)).to(x.dtype)
-        inside = _windows(draw[:, :2], size, height, width)
-        change = 2 * self.eps * (draw[:, 2:] - 0.5).sign()[:, :, None, None]
-        return self.threat.project(best + change * inside, x)
+    def _squares(self, state: State, t: Tensor) -> Tensor:
+        """The trials of queries ``t``, ``(N, A)``, lane by lane: a square at the top or the bottom of the ball."""
+        x, (channels, height, width) = state["x"], state["x"].shape[1:]
+        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][self._query(t)].flatten()
+        draw = hashed_uniform(hashed(state["keys"][:, None], t).flatten(), (2 + channels,))
+        inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)  # the first is the start
+        bottom, top = (self.threat.project(x + side, x)[:, None] for side in (-self.eps, self.eps))
+        inside, up = inside.view(*t.shape, 1, height, width), (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1)
+        return torch.where(inside, torch.where(up, top, bottom), state["found"][:, None]).flatten(0, 1)
 
     def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
         channels, height, width = x.shape[1:]
@@ -144,31 +145,34 @@ class Square(Search):
         covered = (rows >= 0)[:, None] & (columns >= 0)
         return self._ball((shape * signs * covered).to(x.dtype), x)
 
-    def _move(self, state: State, best: Tensor) -> Tensor:
-        x, (channels, height, width) = state["x"], best.shape[1:]
+    def _moves(self, state: State, t: Tensor) -> Tensor:
+        x, found, keys = (
+            state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1) for key in ("x", "found", "keys")
+        )
+        t, (channels, height, width) = t.flatten(), x.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
-        query = _query(state, self.steps)
-        draw = hashed_uniform(hashed(state["keys"], state["t"]), (5 + channels,)).to(x.dtype)
+        query = self._query(t)
+        draw = hashed_uniform(hashed(keys, t), (5 + channels,)).to(x.dtype)
         size, kind = sizes[query], (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
-        fill, empty = _windows(draw[:, :4], size, height, width).chunk(2, dim=1)
+        fill, empty = _windows(draw[:, :4], size, height, width).to(x.dtype).chunk(2, dim=1)
         row = _offsets(draw[:, :1], size, height).mT.clamp(0, table.shape[1] - 1)
         column = _offsets(draw[:, 1:2], size, width).clamp(0, table.shape[1] - 1)
         signs = (draw[:, 5:] - 0.5).sign()[:, :, None, None]
-        delta = best - x
+        delta = found - x
         bump = table[kind, row, column][:, None].to(x.dtype)
         new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
         spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0) / channels
         budget = (spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
         new = new / (1e-12 + _norm(new)) * budget
-        return self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
+        moved = self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
+        return torch.where(wide(t == 0, x), found, moved)  # the first is the start
+
+    def _query(self, t: Tensor) -> Tensor:
+        return (t - 1).clamp(min=0, max=self.steps)
 
     def _ball(self, delta: Tensor, x: Tensor) -> Tensor:
         """A perturbation stretched to length eps, and the box."""
         return (x + self.threat.step(delta, self.eps)).clamp(0, 1)
-
-
-def _query(state: State, last: int) -> Tensor:
-    return (state["t"] - 1).clamp(max=last)
 
 
 def _norm(delta: Tensor) -> Tensor:
@@ -176,10 +180,10 @@ def _norm(delta: Tensor) -> Tensor:
 
 
 def _windows(places: Tensor, size: Tensor, height: int, width: int) -> Tensor:
-    """``(N, P, H, W)``: 1 in squares of each lane's size at P places, each given by two numbers in (0, 1)."""
+    """``(N, P, H, W)``: true in squares of each lane's size at P places, each given by two numbers in (0, 1)."""
     rows, columns = _offsets(places[:, ::2], size, height), _offsets(places[:, 1::2], size, width)
     inside = [(offset >= 0) & (offset < size[:, None, None]) for offset in (rows, columns)]
-    return (inside[0][..., None] & inside[1][:, :, None]).to(places.dtype)
+    return inside[0][..., None] & inside[1][:, :, None]
 
 
 def _offsets(places: Tensor, size: Tensor, length: int) -> Tensor:
