@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mrboost import copies, fusing
 from mrboost.copies import Copy, quick, refresh
 from mrboost.ensemble import Ensemble
-from mrboost.fusing import fuse_norm_relu, fuse_relu, pool_before_relu, thin_inputs
+from mrboost.fusing import fuse_norm_relu, fuse_relu, fuse_sums, pool_before_relu, thin_inputs
 from mrboost.models import build, registry
 from mrboost.models.wide_resnet import _wide_resnet
 
@@ -144,11 +144,12 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     x = torch.rand(4, 3, 32, 32)
     network = build(name, (3, 32, 32), 10).double().eval().requires_grad_(False)
-    copy = Copy(network, passes=(fuse_relu, fuse_norm_relu))
+    copy = Copy(network, passes=(fuse_relu, fuse_sums, fuse_norm_relu))
     kinds = {type(part).__name__ for part in copy.modules()}
     assert "_ConvRelu" in kinds
     assert ("_NormRelu" in kinds) == (name == "wrn-34-10")
     assert ("_BareConv" in kinds) == (name == "resnet18")
+    assert sum(getattr(part, "twice", False) for part in copy.modules()) == (8 if name == "resnet18" else 0)
     for _ in range(2):
         answers = []
         for one in (copy, network):

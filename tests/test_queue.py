@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
-from mrboost.attacks.points import Points
+from mrboost.attacks.points import Points, _answers
 from mrboost.attacks.queue import run
 
 
@@ -142,3 +142,21 @@ def test_memory_running_out_halves_the_lanes(model, batch) -> None:
     assert torch.equal(points.broken_by, expected.broken_by)
     with pytest.raises(torch.OutOfMemoryError):
         run(small, x, y, [APGD(0.1, steps=5)], 0, lanes=60)
+
+
+def test_the_judge_asks_in_batches_of_one_size() -> None:
+    """Filled up with images whose answers are not looked at, and smaller where there is no room."""
+    x, sizes = torch.rand(11, 3), []
+
+    def model(images: Tensor) -> Tensor:
+        if len(images) > 4:
+            raise torch.OutOfMemoryError("no room")
+        sizes.append(len(images))
+        return images.mul_(2)
+
+    for size, asked in ((4, [4] * 3), (8, [4] * 3), (3, [3] * 4), (1, [1] * 11)):
+        sizes.clear()
+        given = x.clone()
+        assert torch.equal(_answers(model, given, size), 2 * x)
+        assert torch.equal(given, x)
+        assert sizes == asked

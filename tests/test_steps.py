@@ -202,6 +202,17 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
     test_a_replay_does_what_its_function_does()
 
 
+def test_a_graph_is_captured_where_that_pays() -> None:
+    """Few lanes less are not worth a new graph, unless many steps are to come; none is too small."""
+    engine = Engine(lambda x: x, torch.rand(8, 1, 8, 8))
+    assert engine._size(700, 1, 85) == 704
+    engine._graphs = {(1, 704): None, (1, 352): None}  # type: ignore[dict-item]
+    assert [engine._size(lanes, 1, 85) for lanes in (704, 670, 400, 350, 10, 705)] == [704, 704, 400, 352, 8 * 2, 720]
+    assert [engine._size(lanes, 1, 17) for lanes in (670, 400, 10)] == [704, 704, 352]
+    assert engine._size(670, 1, 5000) == 672
+    assert engine._size(670, 2, 85) == 672
+
+
 @on_cuda
 def test_steps_of_a_search_are_taken_in_place() -> None:
     """Entries may be read from each other, some may stay what they are, and lanes may leave."""
@@ -211,12 +222,12 @@ def test_steps_of_a_search_are_taken_in_place() -> None:
     def step(model, state: dict[str, Tensor]) -> dict[str, Tensor]:
         return state | {"t": state["t"] + 1, "a": state["b"], "b": state["a"] + state["c"]}
 
-    for lanes in (40, 33, 7, 40):
+    for lanes, left in ((40, 5), (33, 5), (7, 1000), (40, 5)):
         state = {name: torch.rand(lanes, 5, device="cuda") for name in "abc"} | {"t": torch.zeros(lanes, device="cuda")}
         wanted = state
         for _ in range(5):
             wanted = step(network, wanted)
-        torch.testing.assert_close(engine.advance(step, state, 5, 1), wanted)
+        torch.testing.assert_close(engine.advance(step, state, 5, 1, left), wanted)
 
 
 @on_cuda

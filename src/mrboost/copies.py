@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from .devices import device_of
 from .ensemble import Ensemble, Mixture
-from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu, pool_before_relu, thin_inputs
+from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu, fuse_sums, pool_before_relu, thin_inputs
 from .threat import wide
 
 Model = Callable[[Tensor], Tensor]
@@ -31,23 +31,29 @@ _LARGE = 64.0
 """Gradients enter the half-precision network with this as their largest entry."""
 
 
-def quick(model: Model, x: Tensor) -> Model:
-    """A faster copy that answers as ``model`` (in eval mode) does on images like ``x``, or the model itself."""
+def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
+    """A faster copy that answers as ``model`` (in eval mode) does on images like ``x``, or the model itself.
+
+    The copy is tried on ``size`` images at once: a device that is ready for so many is so from then on.
+    """
     if not isinstance(model, nn.Module) or x.dtype != torch.float32 or x.ndim != 4:
         return model
     sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
+    many = sample.repeat(-(-size // len(sample)), *[1] * (x.ndim - 1))[: max(size, len(sample))]
     wanted = _answer(model, sample)
     if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
         return model
     for passes in (
-        ((fuse_relu, fuse_norm_relu), (fuse_relu,), ()) if x.is_cuda else ((pool_before_relu, thin_inputs), ())
+        ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())
+        if x.is_cuda
+        else ((pool_before_relu, thin_inputs), ())
     ):
         try:
             with redirect_stderr(StringIO()):  # where a traced network fails, torch prints its source
                 copy = _copy(model, half=x.is_cuda, passes=passes)
-                answer = _answer(copy, sample)
+                answer = _answer(copy, many)
             logits, gradient = (
-                (mine - theirs).norm() / theirs.norm().clamp(min=1e-12)
+                (mine[: len(sample)] - theirs).norm() / theirs.norm().clamp(min=1e-12)
                 for mine, theirs in zip(answer, wanted, strict=True)
             )
             # Gradients too: tracing loses a backward pass of the model's own, such as a straight-through estimator.

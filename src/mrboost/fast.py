@@ -18,6 +18,8 @@ from torch import Tensor
 from .copies import Model, quick
 from .errors import InputError
 
+_CAPTURE = 25
+"""Steps in whose time one is captured, the search for its kernels included."""
 State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
 
@@ -121,28 +123,36 @@ class Engine:
     """Advances the states of searches on a quick copy of the model."""
 
     def __init__(self, model: Model, x: Tensor) -> None:
-        self.model = quick(model, x)
+        self.model, self._images = model, x
+        self._copied = self._captures = False
         self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
         # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's memory page by page.
         torch.empty(2**25 - 2**14, dtype=torch.uint8)
         self._graphs: dict[tuple[int, int], tuple[Graph, State]] = {}
-        self._captures = x.is_cuda and self.model is not model  # a stranger's model may not bear being captured
 
-    def advance(self, step: Step, state: State, count: int, search: int) -> State:
-        """``count`` steps; ``search`` is the number of the search that they belong to."""
+    def advance(self, step: Step, state: State, count: int, search: int, left: int) -> State:
+        """``count`` steps of the ``left`` that are to come; ``search`` is the number of the search they belong to."""
+        if not self._copied:
+            self._copy(_bucket(len(state["t"])))
         if self._captures:
             try:
                 with torch.cuda.device(state["t"].device):
-                    return self._replay(step, state, count, search)
+                    return self._replay(step, state, count, search, left)
             except NotCapturedError:  # a loss that looks at values, say
                 self._captures, self._graphs = False, {}
         for _ in range(count):
             state = step(self.model, state)
         return state
 
-    def _replay(self, step: Step, state: State, count: int, search: int) -> State:
+    def _copy(self, lanes: int) -> None:
+        given, there = self.model, self._images.is_cuda
+        self.model = quick(given, self._images, lanes if there else 0)
+        self._captures = there and self.model is not given  # a stranger's model may not bear being captured
+        self._copied = True
+
+    def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
         lanes = len(state["t"])
-        key = (search, _bucket(lanes))
+        key = (search, self._size(lanes, search, left))
         if key not in self._graphs:
             self._graphs = {old: graph for old, graph in self._graphs.items() if old[0] == search}  # free the others
             self._graphs[key] = self._capture(step, _padded(state, key[1]))
@@ -152,6 +162,12 @@ class Engine:
         for _ in range(count):
             graph.replay()
         return {name: value[:lanes].clone() for name, value in held.items()}
+
+    def _size(self, lanes: int, search: int, left: int) -> int:
+        """That of a graph at hand, unless what it wastes in all steps to come is more than a new one costs."""
+        best = _bucket(lanes)
+        at_hand = min((size for number, size in self._graphs if number == search and size >= best), default=None)
+        return best if at_hand is None or left * (at_hand - best) > _CAPTURE * at_hand else at_hand
 
     def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
         """One step of the lanes in ``held``, in place."""
@@ -175,7 +191,7 @@ class Engine:
 
 def _bucket(lanes: int) -> int:
     """The next size for which a graph is captured: few sizes, and little waste."""
-    step = max(16, (1 << max(lanes - 1, 1).bit_length()) // 32)
+    step = max(8, (1 << max(lanes - 1, 1).bit_length()) // 64)
     return -(-lanes // step) * step
 
 

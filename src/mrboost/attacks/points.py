@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrboost.devices import exact_float32
 from mrboost.errors import NanLogitsError
@@ -15,7 +15,7 @@ from mrboost.threat import wide
 
 from .base import LOW_PRECISION, Classifier
 
-_JUDGED = 512
+_JUDGED, _FEW, _MANY = 512, 32, 256
 State = dict[str, Tensor]
 """Of each lane: ``x``, ``y``, the ``found`` image, whether it is a ``hit``, the evaluations so far ``t``, and more."""
 
@@ -105,14 +105,10 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     Where the first two are equal but for the last bits, which change with the size of the batch, the image is judged
     alone. Of a model that answers in low precision (under autocast, say) any lead counts, as if it computed in it.
     """
-    try:
-        with torch.no_grad(), exact_float32():
-            logits = model(images.clone())  # a model may work in place
-    except torch.OutOfMemoryError:
-        if len(images) == 1:
-            raise
-        half = len(images) // 2
-        return torch.cat([judge(model, images[part], attack, who[part]) for part in (slice(half), slice(half, None))])
+    with torch.no_grad(), exact_float32():
+        # A CUDA device takes longer to get ready for batches of a new size than to run them.
+        few_sizes = images.is_cuda and isinstance(model, nn.Module) and len(images) > 1
+        logits = _answers(model, images, (_FEW if len(images) <= _FEW else _MANY) if few_sizes else len(images))
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
@@ -122,3 +118,15 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     for i in close.nonzero().squeeze(1).tolist() if len(images) > 1 else ():
         logits[i] = judge(model, images[i : i + 1], attack, who[i : i + 1])[0]
     return logits
+
+
+def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:
+    """In batches of so many, or of fewer where the device has no room for them."""
+    more = images[:1].expand(-len(images) % size, *images.shape[1:])
+    try:
+        # The images are copied by the way: a model may work in place.
+        return torch.cat([model(part) for part in torch.split(torch.cat([images, more]), size)])[: len(images)]
+    except torch.OutOfMemoryError:
+        if size == 1:
+            raise
+    return _answers(model, images, size // 2)

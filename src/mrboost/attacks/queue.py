@@ -150,7 +150,8 @@ def drain(
             break
         stride = search.strides[points.x.is_cuda]
         try:
-            at.state = engine.advance(search.advance, at.state, stride, number)
+            left = each - int(at.spent.min())
+            at.state = engine.advance(search.advance, at.state, stride, number, left)
         except torch.OutOfMemoryError:
             if most == 1 or lanes is not None:
                 raise
@@ -162,17 +163,10 @@ def drain(
         before, at.spent = at.spent, at.state["t"].cpu()
         count(int((at.spent - before)[points.alive[at.owner]].sum()), 0)
         over = at.spent >= each
-        look = (over if search.patient else over | at.state["hit"].cpu()).nonzero().squeeze(1)
-        if len(look):
-            lane, stood = look.to(device), points.alive
-            images = at.state["found"][lane]
-            logits = judge(model, images, search.name, at.owner[look] + points.first)
-            search.refute(at.state, lane)
-            for job in sorted(set(at.job[look].tolist())):  # no point twice at a time, and low jobs first
-                mine = ((at.job[look] == job) & (breaker[at.owner[look]] > job)).nonzero().squeeze(1)
-                who = at.owner[look[mine]]
-                broken = points.learn(who, images[mine.to(device)], logits[mine.to(device)], number)
-                breaker[who[broken]] = job
+        look = over if search.patient else over | at.state["hit"].cpu()
+        if look.any():
+            stood = points.alive
+            _judge_lanes(look, search, model, points, number, at, breaker)
             fell = stood & ~points.alive
             used = (each * points.done.sum(dim=1)).index_add_(0, at.owner, at.spent)
             count(int((jobs * each - used[fell]).sum()), int(fell.sum()))
@@ -181,3 +175,22 @@ def drain(
         points.lanes = at.saved()
         tell()
     points.lanes = {}
+
+
+def _judge_lanes(
+    look: Tensor, search: Search, model: Classifier, points: Points, number: int, at: _Lanes, breaker: Tensor
+) -> None:
+    """What the model itself says of the images that these lanes found; ``breaker`` is told of each point that falls."""
+    known = (at.state["found"] == at.state["x"]).flatten(1).all(dim=1) & ~at.state["hit"]  # still the clean image
+    look = (look & ~known.cpu()).nonzero().squeeze(1)
+    if len(look) == 0:
+        return
+    lane = look.to(points.x.device)
+    images = at.state["found"][lane]
+    logits = judge(model, images, search.name, at.owner[look] + points.first)
+    search.refute(at.state, lane)
+    for job in sorted(set(at.job[look].tolist())):  # no point twice at a time, and low jobs first
+        mine = ((at.job[look] == job) & (breaker[at.owner[look]] > job)).nonzero().squeeze(1)
+        here, who = mine.to(lane.device), at.owner[look[mine]]
+        broken = points.learn(who, images[here], logits[here], number)
+        breaker[who[broken]] = job

@@ -48,7 +48,7 @@ class Square(Search):
 
     steps: int = field(default=5000, kw_only=True)
     share: float = field(default=0.8, kw_only=True)
-    abreast: int = field(default=1024, kw_only=True)
+    abreast: int = field(default=1280, kw_only=True)
 
     strides = (5, 25)
 
@@ -125,7 +125,7 @@ class Square(Search):
         size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][self._query(t)].flatten()
         draw = hashed_uniform(hashed(state["keys"][:, None], t).flatten(), (2 + channels,))
         inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)  # the first is the start
-        bottom, top = (self.threat.project(x + side, x)[:, None] for side in (-self.eps, self.eps))
+        bottom, top = (x - self.eps).clamp_(min=0)[:, None], (x + self.eps).clamp_(max=1)[:, None]
         inside, up = inside.view(*t.shape, 1, height, width), (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1)
         return torch.where(inside, torch.where(up, top, bottom), state["found"][:, None]).flatten(0, 1)
 
