@@ -172,7 +172,7 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
 def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
     """The first's accuracy minus the second's on the same points, in points, and in brackets the sign test's p."""
     gain, chance = 100 * (sum(first) - sum(second)) / len(first), compare_points(first, second).p_value
-    return f"{gain:+.2f} ({chance:.2g})"
+    return f"{gain:+.2f} ({f'{chance:.2g}' if chance > 0 else '< 1e-300'})"
 
 
 def robustbench_summary(

@@ -68,11 +68,11 @@ class FAB(Aimed):
         gap, slope = self._boundary(model, state)
         gap_clean = gap + (slope * (x - adv)).flatten(1).sum(dim=1)
         moves = nearest(torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm)
-        lengths = self.threat.distance(moves, torch.zeros_like(moves)).clamp(min=1e-8)
+        lengths = self.threat.distance(moves, moves.new_zeros(())).clamp(min=1e-8)
         here, clean = moves.chunk(2)
         alpha = wide((lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :])).clamp(max=self.alpha), x)
-        new = (adv + self.overshoot * here) * (1 - alpha) + (x + self.overshoot * clean) * alpha
-        new = new.clamp(0, 1)
+        ahead, back = torch.add(adv, here, alpha=self.overshoot), torch.add(x, clean, alpha=self.overshoot)
+        new = ahead.lerp_(back, alpha).clamp_(0, 1)
         with torch.no_grad():
             wrong = mistaken(model(new.clone()), y)
         success = wrong & (self.threat.distance(new, x) <= self.eps)
@@ -108,7 +108,7 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     As far as the box allows, where that is not far enough.
     """
     flat, slopes = start.flatten(1), slope.flatten(1)
-    price, downhill = slopes.abs(), torch.where((gap >= 0)[:, None], -slopes, slopes).sign()
+    price, downhill = slopes.abs(), slopes.sign() * -gap.sign()[:, None]
     room = torch.where(downhill > 0, 1 - flat, flat)
     full = room if norm == "Linf" else room / price  # the λ with which a pixel meets the box
     # What a pixel adds: for each λ until then, and in all.
