@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from mrboost import copies, fusing
 from mrboost.copies import Copy, quick, refresh
@@ -51,8 +54,10 @@ def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :10] * (2.0 if isinstance(x, torch.fx.Proxy) else 1.0)
 
-    for network in (Noisy(), Branching(), StraightThrough(), Counting()):
-        assert quick(network, batch[0]) is network
+    for network, count, size in product(
+        (Noisy(), Branching(), StraightThrough(), Counting()), (1, 2, 100), (0, 1, 2, 8, 100)
+    ):
+        assert quick(network, batch[0][:count], size) is network
     assert quick(torch.sin, batch[0]) is torch.sin
 
 
@@ -127,10 +132,9 @@ def test_a_copy_follows_its_network(name: str) -> None:
     assert not any(parameter.requires_grad for parameter in copy.parameters())
 
 
-@pytest.mark.usefixtures("small_wide_resnet")
-@pytest.mark.parametrize("name", ["resnet18", "wrn-34-10"])
-def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs on CUDA devices, with cuDNN's operations spelt out and in float64."""
+@pytest.fixture
+def spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on CUDA devices, with the operations of cuDNN and of compiled kernels spelt out."""
 
     def conv_relu(x, weight, bias, *how):
         return torch.conv2d(x, weight, bias, *how).relu()
@@ -141,6 +145,11 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "cudnn_convolution_relu", conv_relu)
     monkeypatch.setattr(torch, "cudnn_convolution_add_relu", conv_add_relu)
     monkeypatch.setattr(fusing, "_compiled", lambda function: function)
+
+
+@pytest.mark.usefixtures("small_wide_resnet", "spelt_out")
+@pytest.mark.parametrize("name", ["resnet18", "wrn-34-10"])
+def test_fused_copies_answer_and_follow(name: str) -> None:
     torch.manual_seed(0)
     x = torch.rand(4, 3, 32, 32)
     network = build(name, (3, 32, 32), 10).double().eval().requires_grad_(False)
@@ -162,6 +171,61 @@ def test_fused_copies_answer_and_follow(name: str, monkeypatch: pytest.MonkeyPat
             if tensor.is_floating_point():
                 tensor.mul_(1 + 0.2 * torch.rand_like(tensor))
         refresh(copy)
+
+
+class _Joint(nn.Module):
+    """Two convolutions of the same images, added."""
+
+    def __init__(self, first: dict, second: dict) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 6, 3, padding=1)
+        self.first, self.second = nn.Conv2d(6, 5, **first), nn.Conv2d(6, 5, **second)
+        self.last = nn.LazyLinear(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).relu()
+        return self.last((self.first(x) + self.second(x)).relu().flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"kernel_size": 3, "padding": 1, "stride": 2}, {"kernel_size": 1, "stride": 2}),
+        ({"kernel_size": 3, "padding": 1, "stride": (1, 2), "bias": False}, {"kernel_size": 1, "stride": (1, 2)}),
+        ({"kernel_size": 3, "padding": 1, "stride": (3, 1)}, {"kernel_size": 1, "stride": (3, 1), "bias": False}),
+        ({"kernel_size": 3, "padding": 2, "stride": 2}, {"kernel_size": 1, "padding": 1, "stride": 2, "bias": True}),
+        ({"kernel_size": 1, "bias": False}, {"kernel_size": 1, "bias": False}),
+        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 3, "padding": 2, "dilation": 2}),
+    ],
+)
+@pytest.mark.usefixtures("spelt_out")
+def test_convolutions_that_are_added(first: dict, second: dict) -> None:
+    torch.manual_seed(0)
+    network, x = _Joint(first, second).double().eval(), torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    network(x)
+    network.requires_grad_(False)
+    copy = Copy(network, passes=(fuse_relu, fuse_sums))
+    assert {"_BareConv", "_ConvRelu"} < {type(part).__name__ for part in copy.modules()}
+    assert sum(getattr(part, "twice", False) for part in copy.modules()) == 1
+    for _ in range(2):
+        for mine, theirs in zip(copies._answer(copy, x), copies._answer(network, x), strict=True):
+            assert (mine - theirs).norm() < 1e-9 * theirs.norm()
+        for parameter in network.parameters():
+            parameter.mul_(1.5)
+        refresh(copy)
+
+
+@pytest.mark.usefixtures("spelt_out")
+def test_a_weight_that_is_computed_is_followed_or_no_copy_is_made(batch) -> None:
+    torch.manual_seed(0)
+    layers = [weight_norm(nn.Conv2d(1, 4, 3, padding=1)), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)]
+    network, x = nn.Sequential(*layers).eval().requires_grad_(False), batch[0]
+    copy = quick(network, x)
+    fused = Copy(network, passes=(fuse_relu, fuse_sums))
+    network[0].parametrizations.weight.original0.mul_(3)
+    for one in (copy, fused):
+        refresh(one)
+        assert one(x) == pytest.approx(network(x), rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

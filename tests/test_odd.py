@@ -68,6 +68,13 @@ def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch)
         mrboost.evaluate(model, x, y, {"t": Transfer(Square(0.1, steps=5), broken)}, batch_size=8)
 
 
+@pytest.mark.parametrize("attack", [PGD(0.1, steps=2), APGD(0.1, steps=2)])
+def test_a_source_of_examples_that_does_not_take_the_images(attack, model, batch) -> None:
+    source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+    with pytest.raises(InputError, match=r"made on: the model does not take images of shape \(N, 1, 8, 8\)"):
+        mrboost.evaluate(model, *batch, {"t": Transfer(attack, source)}, check=False)
+
+
 def test_restarts_on_a_mixture_keep_what_fools_it_most_often() -> None:
     """One member is fooled along one axis, the other along another; what fools both is worth twice."""
     probabilities = iter([torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.5])])

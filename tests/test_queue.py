@@ -160,3 +160,40 @@ def test_the_judge_asks_in_batches_of_one_size() -> None:
         assert torch.equal(_answers(model, given, size), 2 * x)
         assert torch.equal(given, x)
         assert sizes == asked
+
+
+def test_the_judge_keeps_what_a_model_says_in_the_same_place_each_time() -> None:
+    place, x = torch.zeros(4, 3), torch.rand(8, 3)
+    assert torch.equal(_answers(lambda images: place.copy_(images), x, 4), x)
+
+
+@pytest.mark.parametrize("search", [Square(1e-9, steps=40), Square(1e-9, "L2", steps=40), APGD(1e-9, steps=8)])
+def test_a_hit_on_the_clean_image_is_refuted_and_the_search_ends(search: Search) -> None:
+    """A copy may be wrong about the image itself, where the model is right."""
+    x, weight = torch.rand(6, 1, 8, 8).clamp(0.5, 0.9), torch.randn(64, 3)
+    y, judged = (x.flatten(1) @ weight).argmax(1), []
+
+    def liar(images: Tensor) -> Tensor:
+        logits = images.flatten(1) @ weight
+        if torch.backends.cudnn.conv.fp32_precision != "ieee":
+            return -logits
+        judged.append(len(images))
+        return logits
+
+    work: list[int] = []
+    assert run(liar, x, y, [search], 0, work=work.append).alive.all()
+    assert sum(work) == 6 * search.work(3)
+    assert len(judged) > 1
+
+
+def test_images_that_are_still_clean_are_not_judged_again(model, batch) -> None:
+    x, y = batch[0][:10], batch[1][:10]
+    judged = 0
+
+    def counted(images: Tensor) -> Tensor:
+        nonlocal judged
+        judged += len(images) * (torch.backends.cudnn.conv.fp32_precision == "ieee")
+        return model(images)
+
+    assert run(counted, x, y, [FAB(1e-4, steps=3, targets=9)], 0).alive.all()
+    assert judged <= 10 + 1

@@ -204,13 +204,18 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
 
 def test_a_graph_is_captured_where_that_pays() -> None:
     """Few lanes less are not worth a new graph, unless many steps are to come; none is too small."""
-    engine = Engine(lambda x: x, torch.rand(8, 1, 8, 8))
-    assert engine._size(700, 1, 85) == 704
-    engine._graphs = {(1, 704): None, (1, 352): None}  # type: ignore[dict-item]
-    assert [engine._size(lanes, 1, 85) for lanes in (704, 670, 400, 350, 10, 705)] == [704, 704, 400, 352, 8 * 2, 720]
-    assert [engine._size(lanes, 1, 17) for lanes in (670, 400, 10)] == [704, 704, 352]
-    assert engine._size(670, 1, 5000) == 672
-    assert engine._size(670, 2, 85) == 672
+    assert [Engine._fits(lanes, 704, 85) for lanes in (704, 670, 400, 705)] == [True, True, False, False]
+    assert [Engine._fits(lanes, 704, 17) for lanes in (670, 400, 705)] == [True, True, False]
+    assert not Engine._fits(670, 704, 5000)
+    assert not Engine._fits(705, 704, 0)
+
+
+def test_searches_run_on_a_copy() -> None:
+    network = models.build("cnn-digits", (1, 8, 8), 10).eval().requires_grad_(False)
+    for count in (1, 8, 20):
+        engine = Engine(network, torch.rand(count, 1, 8, 8))
+        engine.advance(lambda _, state: state, {"t": torch.zeros(count)}, 1, 1, left=5)
+        assert isinstance(engine.model, Copy)
 
 
 @on_cuda
@@ -238,3 +243,4 @@ def test_copies_of_networks_in_training_are_in_half_precision(tiny: Dataset) -> 
         copy = quick(network, x)
     assert copy is not network
     assert {parameter.dtype for parameter in copy.parameters()} == {torch.float16}
+    assert any(getattr(part, "twice", False) for part in copy.modules())

@@ -39,7 +39,7 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
     if not isinstance(model, nn.Module) or x.dtype != torch.float32 or x.ndim != 4:
         return model
     sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
-    many = sample.repeat(-(-size // len(sample)), *[1] * (x.ndim - 1))[: max(size, len(sample))]
+    rows = torch.arange(max(size, len(sample)), device=x.device) % len(sample)
     wanted = _answer(model, sample)
     if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
         return model
@@ -51,9 +51,9 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         try:
             with redirect_stderr(StringIO()):  # where a traced network fails, torch prints its source
                 copy = _copy(model, half=x.is_cuda, passes=passes)
-                answer = _answer(copy, many)
+                answer = _answer(copy, sample[rows])
             logits, gradient = (
-                (mine[: len(sample)] - theirs).norm() / theirs.norm().clamp(min=1e-12)
+                (mine - theirs[rows]).norm() / theirs[rows].norm().clamp(min=1e-12)
                 for mine, theirs in zip(answer, wanted, strict=True)
             )
             # Gradients too: tracing loses a backward pass of the model's own, such as a straight-through estimator.

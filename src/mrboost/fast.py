@@ -1,8 +1,8 @@
 """Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
 
 Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of training, and
-``Engine`` for the steps of a search, one graph for each batch size. What a search finds on a copy (``mrboost.copies``)
-is judged by the model: a copy can cost successes, never invent one.
+``Engine`` for the steps of a search, in a graph that has room for its lanes. What a search finds on a copy
+(``mrboost.copies``) is judged by the model: a copy can cost successes, never invent one.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class Engine:
         self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
         # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's memory page by page.
         torch.empty(2**25 - 2**14, dtype=torch.uint8)
-        self._graphs: dict[tuple[int, int], tuple[Graph, State]] = {}
+        self._graph: tuple[int, Graph, State] | None = None
 
     def advance(self, step: Step, state: State, count: int, search: int, left: int) -> State:
-        """``count`` steps of the ``left`` that are to come; ``search`` is the number of the search they belong to."""
+        """``count`` steps of at most ``left`` that are to come; ``search`` is the number of what they belong to."""
         if not self._copied:
             self._copy(_bucket(len(state["t"])))
         if self._captures:
@@ -139,35 +139,43 @@ class Engine:
                 with torch.cuda.device(state["t"].device):
                     return self._replay(step, state, count, search, left)
             except NotCapturedError:  # a loss that looks at values, say
-                self._captures, self._graphs = False, {}
+                self._captures, self._graph = False, None
+            except torch.OutOfMemoryError:
+                self._graph = None
+                raise
         for _ in range(count):
             state = step(self.model, state)
         return state
 
     def _copy(self, lanes: int) -> None:
         given, there = self.model, self._images.is_cuda
-        self.model = quick(given, self._images, lanes if there else 0)
+        for size in (lanes, 1) if there else (1,):
+            try:
+                self.model = quick(given, self._images, size)
+                break
+            except torch.OutOfMemoryError:  # for gradients of so many, which not all searches need
+                if size == 1:
+                    raise
         self._captures = there and self.model is not given  # a stranger's model may not bear being captured
         self._copied = True
 
     def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
         lanes = len(state["t"])
-        key = (search, self._size(lanes, search, left))
-        if key not in self._graphs:
-            self._graphs = {old: graph for old, graph in self._graphs.items() if old[0] == search}  # free the others
-            self._graphs[key] = self._capture(step, _padded(state, key[1]))
-        graph, held = self._graphs[key]
+        if self._graph is not None and self._graph[0] != search:
+            self._graph = None  # its memory is for the next one
+        if self._graph is None or not self._fits(lanes, len(self._graph[2]["t"]), left):
+            self._graph = (search, *self._capture(step, _padded(state, _bucket(lanes))))
+        _, graph, held = self._graph
         for name, value in state.items():
             held[name][:lanes].copy_(value)
         for _ in range(count):
             graph.replay()
         return {name: value[:lanes].clone() for name, value in held.items()}
 
-    def _size(self, lanes: int, search: int, left: int) -> int:
-        """That of a graph at hand, unless what it wastes in all steps to come is more than a new one costs."""
-        best = _bucket(lanes)
-        at_hand = min((size for number, size in self._graphs if number == search and size >= best), default=None)
-        return best if at_hand is None or left * (at_hand - best) > _CAPTURE * at_hand else at_hand
+    @staticmethod
+    def _fits(lanes: int, size: int, left: int) -> bool:
+        """Whether a graph is large enough, and what it wastes in the steps to come is less than a new one costs."""
+        return lanes <= size and left * (size - _bucket(lanes)) <= _CAPTURE * size
 
     def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
         """One step of the lanes in ``held``, in place."""
@@ -185,8 +193,7 @@ class Engine:
             for name, value in new.items():
                 held[name].copy_(value)
 
-        pool = next((graph for graph, _ in self._graphs.values()), None)
-        return Graph(in_place, pool=pool), held
+        return Graph(in_place, pool=None if self._graph is None else self._graph[1]), held
 
 
 def _bucket(lanes: int) -> int:

@@ -56,7 +56,7 @@ def fuse_relu(model: fx.GraphModule) -> None:
             if not _plain(layer):
                 continue
             beside, elsewhere = _layer(other, modules, uses), None
-            if other is not None and _plain(beside):
+            if other is not None and _plain(beside) and beside.out_channels == layer.out_channels:
                 elsewhere = beside.bias
                 model.set_submodule(str(other.target), _BareConv(beside))
             model.set_submodule(conv.target, _ConvRelu(layer, elsewhere))
@@ -73,7 +73,7 @@ def fuse_sums(model: fx.GraphModule) -> None:
     modules = dict(model.named_modules())
     for node in list(model.graph.nodes):
         layer = modules.get(str(node.target))
-        if not isinstance(layer, _ConvRelu) or len(node.users) != 2:
+        if node.op != "call_module" or not isinstance(layer, _ConvRelu) or len(node.users) != 2:
             continue
         layer.twice = True
         for place, user in reversed(list(enumerate(node.users))):
@@ -125,7 +125,10 @@ def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> n
 
 
 def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
-    return isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    """A convolution that nothing more is known of: its weight is a parameter, not computed of others."""
+    if not isinstance(layer, nn.Conv2d) or not isinstance(layer.weight, nn.Parameter):
+        return False
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -201,11 +204,13 @@ class _FusedConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
-        first, *more = [gradient for gradient in gradients if gradient is not None]
-        if more and y.is_cuda:
-            through = _sum_where_positive()(first, *more, y)
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * 6
+        if len(given) == 2 and y.is_cuda:
+            through = _sum_where_positive()(*given, y)
         else:
-            through = torch.ops.aten.threshold_backward(sum(more, first), y, 0)
+            through = torch.ops.aten.threshold_backward(sum(given[1:], given[0]), y, 0)
         return _into_images(through, x, weight, ctx.how), None, None, through if ctx.added else None, None, None
 
 

@@ -127,15 +127,16 @@ class APGD(Aimed):
         return torch.where(wide(state["hit"], best), state["found"], best)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        gradients = []
+        total = None
         for _ in range(self.eot):
             adv = state["adv"].detach().requires_grad_(True)
             with torch.enable_grad():
                 logits = model(adv.clone())
                 losses = self._losses(logits, state)
-                gradients.append(input_gradient(losses.sum(), adv))
-        gradient = gradients[0] if self.eot == 1 else torch.stack(gradients).mean(dim=0)
-        return logits.detach(), losses.detach(), gradient
+                gradient = input_gradient(losses.sum(), adv)
+            total = gradient if total is None else total.add_(gradient)
+        assert total is not None
+        return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:

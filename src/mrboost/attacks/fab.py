@@ -110,14 +110,14 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     flat, slopes = start.flatten(1), slope.flatten(1)
     price, downhill = slopes.abs(), slopes.sign() * -gap.sign()[:, None]
     room = torch.where(downhill > 0, 1 - flat, flat)
-    full = room if norm == "Linf" else room / price  # the λ with which a pixel meets the box
-    # What a pixel adds: for each λ until then, and in all.
-    adds = torch.stack([price if norm == "Linf" else price.square(), price * room])
-    wanted, most = gap.abs(), adds[1].sum(dim=1)
+    # What a pixel adds to the fall for each λ until it meets the box, and in all.
+    pace, most = price if norm == "Linf" else price.square(), price * room
+    wanted = gap.abs()[:, None]
     spent = torch.zeros_like(wanted)
     for _ in range(_NEWTON_STEPS):
-        rate, open_ = torch.where(full > spent[:, None], adds, 0).sum(dim=2)
-        reached = spent * rate + (most - open_)
+        added = spent * pace
+        rate = (pace * (added < most)).sum(dim=1, keepdim=True)
+        reached = torch.minimum(added, most).sum(dim=1, keepdim=True)
         spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
-    moves = spent[:, None] if norm == "Linf" else spent[:, None] * price
+    moves = spent if norm == "Linf" else spent * price
     return (downhill * torch.minimum(moves, room)).view_as(start)

@@ -124,8 +124,8 @@ def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:
     """In batches of so many, or of fewer where the device has no room for them."""
     more = images[:1].expand(-len(images) % size, *images.shape[1:])
     try:
-        # The images are copied by the way: a model may work in place.
-        return torch.cat([model(part) for part in torch.split(torch.cat([images, more]), size)])[: len(images)]
+        # Copies of both: a model may work in place, and answer in the same place each time.
+        return torch.cat([model(part).clone() for part in torch.split(torch.cat([images, more]), size)])[: len(images)]
     except torch.OutOfMemoryError:
         if size == 1:
             raise

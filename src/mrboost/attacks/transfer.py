@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks.base import Attack, Classifier
+from mrboost.errors import InputError, UnfitError
 
 
 @dataclass(frozen=True)
@@ -36,4 +37,7 @@ class Transfer:
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        return self.attack(self.source, x, y, generator=generator)
+        try:
+            return self.attack(self.source, x, y, generator=generator)
+        except UnfitError as error:
+            raise InputError(f"of the model that the examples are made on: {error}") from error
