@@ -110,14 +110,14 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     flat, slopes = start.flatten(1), slope.flatten(1)
     price, downhill = slopes.abs(), slopes.sign() * -gap.sign()[:, None]
     room = torch.where(downhill > 0, 1 - flat, flat)
-    # What a pixel adds to the fall for each λ until it meets the box, and in all.
-    pace, most = price if norm == "Linf" else price.square(), price * room
+    # A pixel adds to the fall for each λ until it meets the box, and then no more.
+    pace, most, full = (price, price * room, room) if norm == "Linf" else (price.square(), price * room, room / price)
     wanted = gap.abs()[:, None]
     spent = torch.zeros_like(wanted)
     for _ in range(_NEWTON_STEPS):
-        added = spent * pace
-        rate = (pace * (added < most)).sum(dim=1, keepdim=True)
-        reached = torch.minimum(added, most).sum(dim=1, keepdim=True)
+        free = full > spent
+        rate = (pace * free).sum(dim=1, keepdim=True)
+        reached = spent * rate + (most * ~free).sum(dim=1, keepdim=True)
         spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
     moves = spent if norm == "Linf" else spent * price
     return (downhill * torch.minimum(moves, room)).view_as(start)
