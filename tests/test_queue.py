@@ -171,7 +171,7 @@ def test_the_judge_keeps_what_a_model_says_in_the_same_place_each_time() -> None
 def test_a_hit_on_the_clean_image_is_refuted_and_the_search_ends(search: Search) -> None:
     """A copy may be wrong about the image itself, where the model is right."""
     x, weight = torch.rand(6, 1, 8, 8).clamp(0.5, 0.9), torch.randn(64, 3)
-    y, judged = (x.flatten(1) @ weight).argmax(1), []
+    y, judged, heard = (x.flatten(1) @ weight).argmax(1), [], []
 
     def liar(images: Tensor) -> Tensor:
         logits = images.flatten(1) @ weight
@@ -180,8 +180,12 @@ def test_a_hit_on_the_clean_image_is_refuted_and_the_search_ends(search: Search)
         judged.append(len(images))
         return logits
 
+    def hear(*_: object) -> None:
+        heard.append(len(judged))
+        assert len(heard) < 1000, "it does not end"
+
     work: list[int] = []
-    assert run(liar, x, y, [search], 0, work=work.append).alive.all()
+    assert run(liar, x, y, [search], 0, tell=hear, work=work.append).alive.all()
     assert sum(work) == 6 * search.work(3)
     assert len(judged) > 1
 

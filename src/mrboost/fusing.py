@@ -125,7 +125,7 @@ def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> n
 
 
 def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
-    """A convolution that nothing more is known of: its weight is a parameter, not computed of others."""
+    """A convolution with zeros around, whose weight is a parameter and not computed of others."""
     if not isinstance(layer, nn.Conv2d) or not isinstance(layer.weight, nn.Parameter):
         return False
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
@@ -137,11 +137,18 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.target in _RELUS or (node.op == "call_method" and node.target in ("relu", "relu_"))
 
 
-class _ConvRelu(nn.Module):
-    def __init__(self, conv: nn.Conv2d, bias: Tensor | None) -> None:
+class _Conv(nn.Module):
+    """What a convolution has, for one that does it otherwise."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
         self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+class _ConvRelu(_Conv):
+    def __init__(self, conv: nn.Conv2d, bias: Tensor | None) -> None:
+        super().__init__(conv)
         self.others = (bias,)  # another layer's, so it is no parameter of this one
         self.twice = False
 
@@ -151,13 +158,8 @@ class _ConvRelu(nn.Module):
         return _FusedConv.apply(x, self.weight, bias, other, self.how, self.twice)  # type: ignore[no-untyped-call, no-any-return]
 
 
-class _BareConv(nn.Module):
+class _BareConv(_Conv):
     """Without its bias, which is added elsewhere."""
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = conv.weight, conv.bias
-        self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return _StridedConv.apply(x, self.weight, self.how)  # type: ignore[no-untyped-call, no-any-return]
@@ -254,12 +256,7 @@ class _FusedPool(torch.autograd.Function):
         return torch.ops.aten.max_pool2d_with_indices_backward(through, x, *ctx.how, places), None
 
 
-class _ThinConv(nn.Module):
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias = conv.weight, conv.bias
-        self.how = (conv.stride, conv.padding, conv.dilation)
-
+class _ThinConv(_Conv):
     def forward(self, x: Tensor) -> Tensor:
         return _SpreadConv.apply(x, self.weight, self.bias, self.how)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -275,7 +272,7 @@ class _SpreadConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,), (stride, padding, dilation) = ctx.saved_tensors, ctx.how
+        (weight,), (stride, padding, dilation, _) = ctx.saved_tensors, ctx.how
         count, channels, height, width = ctx.shape
         kernels, pixels = weight.movedim(0, -1).flatten(0, -2), gradient.movedim(1, -1).flatten(0, -2)
         parts = (kernels @ pixels.T).view(*weight.shape[1:], count, *gradient.shape[2:])

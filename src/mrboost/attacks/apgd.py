@@ -127,16 +127,20 @@ class APGD(Aimed):
         return torch.where(wide(state["hit"], best), state["found"], best)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        total = None
-        for _ in range(self.eot):
-            adv = state["adv"].detach().requires_grad_(True)
-            with torch.enable_grad():
-                logits = model(adv.clone())
-                losses = self._losses(logits, state)
-                gradient = input_gradient(losses.sum(), adv)
-            total = gradient if total is None else total.add_(gradient)
-        assert total is not None
-        return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
+        """Logits and losses of one pass, and the gradient, over several if they differ."""
+        logits, losses, gradient = self._pass(model, state)
+        for _ in range(self.eot - 1):
+            logits, losses, another = self._pass(model, state)
+            gradient += another
+        return logits, losses, gradient if self.eot == 1 else gradient / self.eot
+
+    def _pass(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        adv = state["adv"].detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits = model(adv.clone())
+            losses = self._losses(logits, state)
+            gradient = input_gradient(losses.sum(), adv)
+        return logits.detach(), losses.detach(), gradient
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:

@@ -106,18 +106,23 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     alone. Of a model that answers in low precision (under autocast, say) any lead counts, as if it computed in it.
     """
     with torch.no_grad(), exact_float32():
-        # A CUDA device takes longer to get ready for batches of a new size than to run them.
-        few_sizes = images.is_cuda and isinstance(model, nn.Module) and len(images) > 1
-        logits = _answers(model, images, (_FEW if len(images) <= _FEW else _MANY) if few_sizes else len(images))
+        logits = _answers(model, images, _batch(model, images))
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
-    logits = logits.float() if logits.dtype in LOW_PRECISION else logits.clone()
+    logits = logits.float() if logits.dtype in LOW_PRECISION else logits
     first, second = logits.topk(2, dim=1).values.unbind(dim=1)
     close = first - second <= 16 * torch.finfo(logits.dtype).eps * (first.abs() + second.abs())
     for i in close.nonzero().squeeze(1).tolist() if len(images) > 1 else ():
         logits[i] = judge(model, images[i : i + 1], attack, who[i : i + 1])[0]
     return logits
+
+
+def _batch(model: Classifier, images: Tensor) -> int:
+    """Few sizes on a CUDA device, which takes longer to get ready for a new one than to run it; else all at once."""
+    if len(images) == 1 or not images.is_cuda or not isinstance(model, nn.Module):
+        return len(images)
+    return _FEW if len(images) <= _FEW else _MANY
 
 
 def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:

@@ -146,6 +146,7 @@ class Square(Search):
         return self._ball((shape * signs * covered).to(x.dtype), x)
 
     def _moves(self, state: State, t: Tensor) -> Tensor:
+        """Likewise in L2: one square is emptied, and its budget spent in another."""
         x, found, keys = (
             state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1) for key in ("x", "found", "keys")
         )
