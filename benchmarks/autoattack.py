@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from mrboost.arguments import fraction
 from mrboost.attacks import APGD, AutoAttack
 from mrboost.attacks.queue import run
 from mrboost.devices import exact_float32
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--n", type=int, default=None)
-    parser.add_argument("--eps", type=float, default=None)
+    parser.add_argument("--eps", type=fraction, default=None)
     parser.add_argument("--norm", default="Linf")
     parser.add_argument("--version", default="standard")
     parser.add_argument("--seeds", type=int, default=1, help="runs of the oracle")

@@ -11,12 +11,15 @@ import torch
 
 import mrboost
 from commands import error_of, json_of, snapshot
-from mrboost import evaluation
-from mrboost.attacks import FGSM, PGD, Square
+from mrboost import chunk
+from mrboost.attacks import FAB, FGSM, PGD, Square
 from mrboost.cli import main
-from mrboost.comparison import SideBySide
-from mrboost.results import evaluate_run
+from mrboost.comparison import SideBySide, text_table
+from mrboost.data import Dataset, Split
+from mrboost.errors import NanLogitsError
+from mrboost.results import draw, evaluate_run
 from mrboost.runs import Run
+from mrboost.storage import read_tensors, write_tensors
 
 
 def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,13 +112,19 @@ def test_several_radii_are_a_curve(run: Path, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert lines[0].split() == ["eps", "clean", "fgsm"]
     assert [line.split()[0] for line in lines[1:]] == ["0.05", "0.1", "0.2"]
-    found = json_of(capsys, *command)["evaluations"]
+    document = json_of(capsys, *command)
+    found, (curve,) = document["evaluations"], document["curves"]
     figures = [f"{100 * e['outcomes'][1]['accuracy']:.2f}" for e in found]
+    drawn = [(point["eps"], f"{100 * point['attacks']['fgsm']['accuracy']:.2f}") for point in curve["points"]]
+    assert drawn == list(zip([0.05, 0.1, 0.2], figures, strict=True))
     low, high = (100 * end for end in found[0]["outcomes"][1]["interval"])
     assert lines[1].endswith(f"{figures[0]} ({low:.1f} – {high:.1f})")
     assert all(figure in line for figure, line in zip(figures, lines[1:], strict=True))
     kept = json.loads((run / "results.json").read_text())["evaluations"]
     assert {0.05, 0.1, 0.2} <= {e["eps"] for e in kept}
+    test = mrboost.data.load("digits").test
+    (last,) = (e for e in kept if e["eps"] == 0.2)
+    assert torch.equal(test.x[last["points"]], draw(test, 30).x)
     assert not (run / "checkpoint" / "evaluation").exists()
     assert "one of --weights and --eps" in error_of(capsys, *command, "--examples", tmp_path / "x.npz")
     assert "'a' is not a number" in error_of(capsys, *command[:-4], "--eps", "0.1,a")
@@ -196,7 +205,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its second attack, then another evaluation, then on: nothing that was finished is done again."""
-    attack, done = evaluation._Chunk.attack, []
+    attack, done = chunk.Chunk.attack, []
 
     def counted(self, one, tell, place):
         done.append(one)
@@ -204,7 +213,7 @@ def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatc
             raise KeyboardInterrupt
         return attack(self, one, tell, place)
 
-    monkeypatch.setattr(evaluation._Chunk, "attack", counted)
+    monkeypatch.setattr(chunk.Chunk, "attack", counted)
     long = ["evaluate", str(run), "--attack", "pgd-3,cw", "--n", "30", "--no-check"]
     assert main(long) == 130
     error = capsys.readouterr().err
@@ -213,7 +222,7 @@ def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatc
     assert main(["evaluate", str(run), "--attack", "fgsm", "--n", "10", "--no-check", "--quiet"]) == 0
     (place,) = (run / "checkpoint" / "evaluation").iterdir()
     assert len(done) == 5
-    assert main([*long, "--resume"]) == 0
+    assert main([*long, "--resume", "--eps", "0.1", "--norm", "Linf", "--attack", "pgd-3, cw"]) == 0  # the same
     assert len(done) == 6
     assert f"goes on with what is saved in {place}\n" in capsys.readouterr().err
     assert not place.parent.exists()
@@ -229,13 +238,71 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(run: Path, capsys
     command = ["evaluate", str(run), "--n", "20", "--quiet", "--no-check"]
     assert main(command) == 2
     out, error = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()[2:]] == ["clean", "pgd-3"]
-    assert error.startswith("mrboost: error: function made NaN of image 0: the attack is at fault; what was finished")
-    assert error.endswith("what was finished before is kept\n")
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["clean", "pgd-3", "fgsm", "failed:"]
+    problem = "mine: function made NaN of image 0: the attack is at fault; all else was measured"
+    assert error == f"mrboost: error: {problem}\n"
     kept = json.loads((run / "results.json").read_text())["evaluations"][-1]["outcomes"]
-    assert [outcome["attack"] for outcome in kept] == ["clean", "pgd-3"]
+    assert [outcome["attack"] for outcome in kept] == ["clean", "pgd-3", "fgsm"]
     assert main([*command, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["outcomes"][1]["correct"] == kept[1]["correct"]
+
+
+def test_of_an_attack_that_fails_now_and_then_the_furthest_counts(run: Path, capsys, monkeypatch) -> None:
+    def fail(attack, *_: object) -> None:
+        raise NanLogitsError(1, attack.name)
+
+    def kept(*poisoned: type) -> tuple[list[str], list[str], bool]:
+        with monkeypatch.context() as patch:
+            for attack in poisoned:
+                patch.setattr(attack, "begin", fail)
+            assert main(command) == (2 if poisoned else 0)
+        found = json.loads((run / "results.json").read_text())["evaluations"][-1]
+        return [o["attack"] for o in found["outcomes"]], found["failed"], found["worst"] is not None
+
+    command = ["evaluate", str(run), "--attack", "fgsm,autoattack", "--n", "7", "--quiet", "--no-check"]
+    cut, whole = "autoattack up to fab-t", ["clean", "fgsm", "autoattack"]
+    assert kept(FAB) == (["clean", "fgsm", "autoattack up to apgd-t"], ["autoattack"], False)
+    assert kept(Square) == (["clean", "fgsm", cut], ["autoattack"], False)
+    assert "7 images: autoattack failed, so there is no worst case" in text_table([run])
+    names, failed, _ = kept(FAB)
+    assert (sorted(names), failed) == (sorted(["clean", "fgsm", cut]), ["autoattack"])
+    assert kept() == (whole, [], True)
+    names, failed, worst = kept(FAB)
+    assert (sorted(names), failed, worst) == (sorted(whole), [], True)
+    assert "failed" not in text_table([run])
+
+
+def test_a_classifier_that_gives_no_numbers_costs_the_others_nothing(run: Path, capsys) -> None:
+    path = run / "members" / "01.last.safetensors"
+    write_tensors(path, {k: v * torch.nan for k, v in read_tensors(path)[0].items() if v.is_floating_point()}, {})
+    capsys.readouterr()
+    command = ["evaluate", str(run), "--attack", "fgsm", "--n", "12", "--weights", "last,best", "--no-check", "--quiet"]
+    assert main([*command, "--json"]) == 2
+    out, error = capsys.readouterr()
+    last, best = json.loads(out)["evaluations"]
+    assert (last["outcomes"], last["failed"]) == ([], ["clean"])
+    assert [outcome["attack"] for outcome in best["outcomes"]] == ["clean", "fgsm"]
+    assert error.startswith(
+        "mrboost: error: last weights, members: 1, eps = 0.1: the model's logits for image 0 are NaN"
+    )
+    kept = json.loads((run / "results.json").read_text())["evaluations"]
+    assert not any(evaluation["weights"] == "last" and evaluation["n"] == 12 for evaluation in kept)
+
+
+def test_figures_of_other_images_are_kept_apart(run: Path, digits) -> None:
+    """A test set may be mended, or found elsewhere; its labels may well be the same."""
+    others = Split(digits.test.x.flip(3), digits.test.y)
+    mended = Dataset("digits", digits.train, others, digits.classes, digits.defaults)
+    for attack, dataset in (("fgsm", digits), ("pgd-3", mended), ("pgd-2", digits)):
+        evaluate_run(run, [attack], dataset=dataset, n=40, check=False)
+    kept = json.loads((run / "results.json").read_text())["evaluations"][-2:]
+    assert sorted([o["attack"] for o in e["outcomes"]] for e in kept) == [
+        ["clean", "pgd-3"],
+        ["fgsm", "clean", "pgd-2"],
+    ]
+    for e in kept:
+        least = [min(points) for points in zip(*(o["correct"] for o in e["outcomes"]), strict=True)]
+        assert e["worst"]["correct"] == least
 
 
 class Rounded(torch.nn.Module):

@@ -51,6 +51,14 @@ def test_the_worst_case_is_compared_too() -> None:
     assert line[-1] == f"+20.00 ({binomtest(2, 2).pvalue:.2g})"
 
 
+def test_worst_cases_over_what_fits_each_are_compared() -> None:
+    single = run("at-mce", evaluation(clean="1111111111", fgsm="1111111111", cw="1111100000"))
+    fitting = {"fgsm": "1111111111", "cw": "1111110000", "member 1": "1110000000"}
+    several = run("mrboost", evaluation(clean="1111111111", **fitting))
+    (line,) = SideBySide.of([single, several]).differences()
+    assert line[-1] == f"-20.00 ({binomtest(2, 2).pvalue:.2g})"
+
+
 def test_worst_cases_over_other_attacks_are_not_compared() -> None:
     weak = run("weak", evaluation(clean="1111111111", fgsm="1111111110", gauss="1111111111"))
     table = SideBySide.of([AT, weak])
@@ -58,6 +66,16 @@ def test_worst_cases_over_other_attacks_are_not_compared() -> None:
     assert line[-1] == "–"
     assert [table.is_best(i, "worst case") for i in (0, 2)] == [False, False]
     assert table.is_best(2, "fgsm")
+
+
+def test_runs_on_other_images_are_not_compared() -> None:
+    one, other = (evaluation(clean="1111111111", fgsm=points) | {"images": points} for points in ("1" * 10, "0" * 10))
+    table = SideBySide.of([run("one", one), run("other", other)])
+    assert table.differences() == []
+    assert not table.is_best(0, "fgsm")
+    assert SideBySide.of([run("one", one), run("same", one)]).differences()
+    older = evaluation(clean="1111111111", fgsm="1111111111")  # which did not say
+    assert SideBySide.of([run("one", one), run("older", older)]).differences()
 
 
 def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.MonkeyPatch) -> None:

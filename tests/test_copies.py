@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,6 +61,26 @@ def test_no_copy_is_made_of_what_tracing_would_change(batch) -> None:
     ):
         assert quick(network, batch[0][:count], size) is network
     assert quick(torch.sin, batch[0]) is torch.sin
+
+
+@pytest.mark.parametrize(
+    ("draw", "often"),
+    [
+        (lambda: torch.rand(()).item(), 0.01),
+        (random.random, 0.01),
+        (np.random.rand, 0.01),
+        (np.random.default_rng(0).random, 0.5),  # whose stream nobody else sees
+    ],
+)
+def test_no_copy_is_made_of_a_model_that_draws_now_and_then(draw, often: float, batch) -> None:
+    """Equal answers do not show that nothing is drawn."""
+
+    class Rarely(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :10] * (2.0 if draw() < often else 1.0)
+
+    for _ in range(20):
+        assert isinstance(quick(Rarely(), batch[0]), Rarely)
 
 
 def test_a_failing_copy_fails_in_silence(batch, capfd) -> None:

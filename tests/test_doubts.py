@@ -46,7 +46,7 @@ def test_one_step_beats_many() -> None:
     assert "fgsm, a single step, breaks 3 of 100 points (3.0%)" in doubt.message
     assert doubts_of(many | {"fgsm": standing(100, 0, 1, 2, 3)}) == []
     assert doubts_of({"fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
-    for other in ("pgd-1", "pgd-mce-1", "pgd transfer"):
+    for other in ("pgd-1", "pgd-mce-1", "pgd-3", "pgd transfer"):
         assert doubts_of({other: standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
     assert checks(doubts_of({"pgd-10": standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)})) == ["one-step"]
     stages = [{"attack": name} for name in ("apgd-ce", "square")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mrboost
 from mrboost import InputError, intake
-from mrboost.adaptive import adaptive
-from mrboost.attacks import APGD, CW, FGSM, PGD, Square
-from mrboost.comparison import curve_table
+from mrboost.attacks import CW, FGSM, PGD, Square
+from mrboost.comparison import curve, curve_table
 from mrboost.curves import robustness_curve
-from mrboost.losses import margin
 from mrboost.measured import UnfinishedError
 from mrboost.outcomes import (
     Comparison,
@@ -171,11 +170,12 @@ def test_a_curve_of_evaluations_does_not_rise() -> None:
             "outcomes": [{"attack": "clean", "correct": [1, 1, 1, 1]}, {"attack": "fgsm", "correct": list(correct)}],
         }
 
-    lines = curve_table([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)]).splitlines()
-    assert [line.split()[-4] for line in lines[1:]] == ["75.00", "50.00", "50.00"]
+    rows = curve([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)])
+    assert [row["attacks"]["fgsm"]["accuracy"] for row in rows] == [0.75, 0.5, 0.5]
+    assert [line.split()[-4] for line in curve_table(rows).splitlines()[1:]] == ["75.00", "50.00", "50.00"]
     unfinished = at(0.4, 0, 0, 0, 0)
     del unfinished["outcomes"][1]
-    assert curve_table([at(0.1, 1, 1, 0, 1), unfinished]).splitlines()[2].split()[-1] == "–"
+    assert curve_table(curve([at(0.1, 1, 1, 0, 1), unfinished])).splitlines()[2].split()[-1] == "–"
 
 
 def test_memory_running_out_halves_the_batch(batch) -> None:
@@ -203,7 +203,8 @@ def test_nan_logits_are_named(batch) -> None:
 
     with pytest.raises(UnfinishedError, match="image 3 are NaN") as error:
         mrboost.evaluate(broken, *batch, [], eps=0.1, check=False)
-    assert str(error.value.measured.evaluation()).splitlines()[0] == "64 images, Linf eps = 0.1"
+    assert str(error.value.evaluation).splitlines()[0] == "64 images, Linf eps = 0.1"
+    assert error.value.evaluation.failed == ("clean",)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,8 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
         mrboost.compare(first, mrboost.evaluate(model, x[:64], y[:64], "fgsm")["fgsm"])
     with pytest.raises(InputError, match="the labels of these differ"):
         mrboost.compare(first, mrboost.evaluate(model, x.flip(0), y.flip(0), "fgsm")["fgsm"])
+    with pytest.raises(InputError, match=r"same ball only, these are of Linf 8/255 and Linf 0\.1"):
+        mrboost.compare(*(mrboost.evaluate(model, x, y, "fgsm", eps=eps)["fgsm"] for eps in (8 / 255, 0.1)))
 
 
 def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
@@ -313,8 +316,50 @@ def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
     card = robustbench_summary(result, name="mine", dataset="digits", architecture="cnn-digits", link="here")
     assert card["clean_acc"] == f"{100 * result['clean'].accuracy:.2f}"
     assert card["autoattack_acc"] == f"{100 * result['autoattack'].accuracy:.2f}"
+    assert card["autoattack_interval"] == [f"{100 * end:.2f}" for end in result["autoattack"].interval]
     assert (card["threat_model"], card["eps"], card["link"]) == ("Linf", "0.15", "here")
     json.dumps(card)
+    with pytest.raises(InputError, match="that of AutoAttack, and 'clean' is another attack"):
+        robustbench_summary(result, name="mine", dataset="digits", architecture="cnn-digits", attack="clean")
+    some = mrboost.evaluate(model, *batch, {"autoattack": replace(small_autoattack, stages=1)})
+    with pytest.raises(InputError, match="that of AutoAttack"):
+        robustbench_summary(some, name="mine", dataset="digits", architecture="cnn-digits")
+
+
+@pytest.mark.parametrize("eps", [torch.full((1, 8, 8), 0.1), np.full(3, 0.1), (0.1, 0.2), "0.1 or so", None])
+def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
+    def attack(_: object, x: Tensor, y: Tensor) -> Tensor:
+        return x / 2
+
+    attack.eps, attack.norm = eps, "Linf"
+    result = mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
+    assert result["mine"].eps is result.eps is None
+    attack.eps = 0
+    with pytest.raises(InputError, match=r"mine: function moved image 0 out of its Linf ball of 0: the attack"):
+        mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
+    with pytest.raises(InputError, match="label is a text, got 1"):
+        mrboost.evaluate(model, *batch, {1: attack})
+
+
+def test_the_worst_case_is_in_the_json(model, batch) -> None:
+    result = mrboost.evaluate(model, *batch, ["fgsm", "pgd-5"], eps=0.15, check=False)
+    worst = json.loads(result.to_json())["worst"]
+    assert (worst["accuracy"], tuple(worst["interval"])) == result.worst
+    assert worst["correct"] == [min(points) for points in zip(*(o.correct for o in result.outcomes), strict=True)]
+
+
+def test_a_mapped_file_is_read_chunk_by_chunk(model, batch, tmp_path, monkeypatch) -> None:
+    x, y = batch
+    np.save(tmp_path / "x.npy", x.numpy())
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)
+    read, whole = [], intake.as_tensors
+    monkeypatch.setattr(intake, "as_tensors", lambda x, y: read.append(len(x)) or whole(x, y))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for labels in (y, y.numpy(), y.tolist(), torch.eye(10)[y]):
+        read.clear()
+        result = mrboost.evaluate(model, mapped, labels, "fgsm", eps=0.1, check=False)
+        assert read == [20, 20, 20, 4]
+        assert result["fgsm"].correct == mrboost.evaluate(model, x, y, "fgsm", eps=0.1, check=False)["fgsm"].correct
 
 
 def test_doubts_are_part_of_the_result(undefended, digits) -> None:
@@ -326,38 +371,17 @@ def test_doubts_are_part_of_the_result(undefended, digits) -> None:
     x, y = digits.test.images()[:40], digits.test.y[:40]
     result = mrboost.evaluate(masked, x, y, {"pgd-5": PGD(0.2, steps=5), "square": Square(0.2, steps=200)})
     assert {doubt.check for doubt in result.doubts} >= {"zero-gradient", "black-box"}
-    assert "doubt: square breaks" in str(result)
+    assert "doubt (black-box): square breaks" in str(result)
     assert mrboost.evaluate(masked, x, y, "pgd-5", eps=0.2, check=False).doubts == ()
 
 
-def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
-    x, y = batch[0][:12], batch[1][:12]
-    assert list(adaptive(undefended, 0.1)) == ["autoattack", "apgd-mce"]
-    pair = mrboost.Ensemble([model, undefended])
-    assert list(adaptive(pair, 0.1)) == ["autoattack", "apgd-mce", "member 1", "member 2"]
-    transferred, stopped = adaptive(pair, 0.3)["member 1"](pair, x, y), APGD(0.3)(model, x, y)
-    assert margin(model(transferred), y) > 1.2 * margin(model(stopped), y) > 0  # beyond the member's first mistake
-    mixture = mrboost.Mixture([model, undefended], [0.5, 0.5])
-    attacks = adaptive(mixture, 0.1)
-    assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
-    result = mrboost.evaluate(mixture, x, y, attacks)
-    assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)
-
-
-def test_square_is_held_against_the_gradients_inside_autoattack(model, digits, small_autoattack) -> None:
-    """AutoAttack's own gradient attacks break what square breaks, so there is nothing to doubt."""
-    x, y = digits.test.images()[:60], digits.test.y[:60]
-    attacks = {"autoattack": small_autoattack, "fgsm": FGSM(0.01), "square": Square(0.15, steps=400)}
-    result = mrboost.evaluate(model, x, y, attacks, check=False)
-    assert sum(result["fgsm"].correct) - sum(result["square"].correct) >= 2
-    assert "black-box" not in [doubt.check for doubt in mrboost.evaluate(model, x, y, attacks).doubts]
-
-
-def test_names_and_places_are_checked_first(model, batch, tmp_path) -> None:
+def test_names_and_places_are_checked_first(model, batch, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
     for arguments, message in (
         ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
         ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
         ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no such folder"),
+        ({"attack": "fgsm", "examples": tmp_path / "x.npz"}, "its folder may not be written to"),
         ({"attack": "fgsm", "keep": __file__}, r"test_evaluation.py' is a file"),
     ):
         with pytest.raises(InputError, match=message):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import mrboost
-from mrboost import InputError, evaluation, intake
-from mrboost.attacks import FGSM, PGD, Transfer
+from mrboost import InputError, chunk, examples, intake
+from mrboost.attacks import APGD, FAB, FGSM, PGD, AutoAttack, Square, Transfer, autoattack
 from mrboost.storage import read_tensors
 
 
@@ -31,11 +36,64 @@ def test_adversarial_examples_can_be_kept(model, batch, small_autoattack, tmp_pa
         mrboost.evaluate(model, *batch, "fgsm", examples="here.pt")
 
 
+GATHERING = """
+import sys, torch, mrboost
+from pathlib import Path
+from mrboost import evaluation, examples, intake
+
+def memory():
+    (line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:"))
+    return int(line.split()[1])
+
+class Watched(examples.Examples):
+    def write(self, *found):
+        super().write(*found)
+        print(memory() - before)
+
+def batches():
+    for seed in range(16):
+        yield torch.rand(16, 1, 256, 256, generator=torch.Generator().manual_seed(seed)), torch.arange(16) % 10
+
+evaluation.Examples, intake.CHUNK = Watched, 16 * 256 * 256
+before = memory()
+mrboost.evaluate(
+    lambda x: x.flatten(1)[:, :10], batches(), None, {"darker": lambda _, x, y: x / 2}, check=False,
+    examples=sys.argv[1],
+)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc/self/smaps_rollup")
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_examples_are_gathered_on_the_disk(tmp_path, suffix: str) -> None:
+    """128 MiB of images, clean and attacked, while the memory of the process does not grow by a quarter of that."""
+    path = tmp_path / f"x.{suffix}"
+    whole = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back to the system
+    done = subprocess.run([sys.executable, "-c", GATHERING, path], capture_output=True, text=True, env=whole)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 32 * 1024
+    kept = np.load(path) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
+    last = torch.rand(16, 1, 256, 256, generator=torch.Generator().manual_seed(15)).numpy()
+    assert kept["clean"].shape == kept["darker"].shape == (256, 1, 256, 256)
+    assert np.array_equal(kept["clean"][-16:], last)
+    assert np.array_equal(kept["darker"][-16:], last / 2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_examples_wait_in_memory_where_the_disk_is_full(tmp_path, monkeypatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(examples, "TemporaryFile", full)
+    parts = torch.rand(2, 3, 1, 4, 4)
+    assert torch.equal(examples.Examples(tmp_path / "x.npz").away(*parts), parts.flatten(0, 1))
+
+
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(model, digits, small_autoattack, tmp_path, monkeypatch):
     """Stopped at every possible look at the lanes, and between chunks and attacks."""
     split = digits.test[:45]
     monkeypatch.setattr(intake, "CHUNK", 20 * 64)
-    monkeypatch.setattr(evaluation, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(chunk, "SAVE_EVERY", 0.0)
     attacks = {"pgd": PGD(0.15, steps=3), "aa": small_autoattack}
     expected = mrboost.evaluate(model, split, None, attacks, check=False)
 
@@ -138,6 +196,78 @@ def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, 
     attacks = {"pgd": PGD(0.15, steps=3), "fails": fails, "fgsm": FGSM(0.1)}
     with pytest.raises(InputError, match=f"made NaN of image {20 * chunk}: the attack") as caught:
         mrboost.evaluate(model, x, y, attacks, check=False)
-    found = caught.value.measured.evaluation()
-    assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd"]
-    assert found["pgd"].correct == mrboost.evaluate(model, x, y, {"pgd": attacks["pgd"]}, check=False)["pgd"].correct
+    found = caught.value.evaluation
+    del attacks["fails"]
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd", "fgsm"]
+    expected = mrboost.evaluate(model, x, y, attacks, check=False)
+    assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_the_finished_stages_of_autoattack_are_not_lost(model, digits, small_autoattack, monkeypatch, tmp_path, part):
+    """Logits around one image turn to NaN once square has begun with it."""
+    x, y = digits.test.images()[:45], digits.test.y[:45]
+    monkeypatch.setattr(intake, "CHUNK", 20 * 64)
+    whole = mrboost.evaluate(model, x, y, small_autoattack, check=False)["autoattack-small"]
+    victim = whole.broken_by.index(-1, 20 * part)
+    begun: list[bool] = []
+
+    class Poisonous(Square):
+        def begin(self, x: Tensor, *more: Tensor) -> dict[str, Tensor]:
+            begun.extend((x == digits.test.images()[victim]).flatten(1).all(dim=1).tolist())
+            return super().begin(x, *more)
+
+    parts = (*small_autoattack.searches[:-1], Poisonous(0.15, steps=30))
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
+
+    def network(images: Tensor) -> Tensor:
+        near = (images - x[victim]).abs().flatten(1).amax(dim=1) <= 0.15 + 1e-6
+        return model(images).masked_fill((near & any(begun))[:, None], torch.nan)
+
+    examples = tmp_path / "adv.safetensors"
+    with pytest.raises(InputError, match=f"for image {victim} under square are NaN") as caught:
+        mrboost.evaluate(network, x, y, ["fgsm", small_autoattack], eps=0.15, check=False, examples=examples)
+    found = caught.value.evaluation
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "fgsm", "autoattack-small up to fab-t"]
+    outcome = found.outcomes[-1]
+    assert [stage.accuracy for stage in outcome.stages] == [stage.accuracy for stage in whole.stages[:2]]
+    assert outcome.broken_by == tuple(-1 if number == 3 else number for number in whole.broken_by)
+    assert outcome.correct == tuple(number in (-1, 3) for number in whole.broken_by)
+    assert outcome.accuracy == whole.stages[1].accuracy
+    assert found.to_dict()["outcomes"][-1]["margin"] is None  # points that stand have seen something of square
+    assert found.failed == ("autoattack-small",)
+    assert found.to_dict()["worst"] is None
+    assert "worst case" not in str(found)
+    saved = load_file(examples)
+    for name, tensor in saved.items():
+        if name != "y":
+            assert tuple((model(tensor).argmax(dim=1) == y).tolist()) == found[name].correct
+    assert saved.keys() == {"clean", "fgsm", "autoattack-small up to fab-t", "y"}
+    assert all(len(tensor) == 45 for tensor in saved.values())
+
+
+def test_stages_that_somebody_asked_for_are_not_taken_for_those_that_were_finished(model, batch, monkeypatch) -> None:
+    poisoned = False
+
+    class Poison(FAB):
+        def begin(self, *points: Tensor) -> dict[str, Tensor]:
+            nonlocal poisoned
+            poisoned = True
+            return super().begin(*points)
+
+    def network(images: Tensor) -> Tensor:
+        """NaN the first time that something is judged after that."""
+        nonlocal poisoned
+        bad = poisoned and torch.backends.cudnn.conv.fp32_precision == "ieee"
+        poisoned = poisoned and not bad
+        return model(images) * (torch.nan if bad else 1.0)
+
+    parts = (APGD(0.15, steps=10), Poison(0.15, steps=5, targets=2))
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
+    attacks = [AutoAttack(0.15, version="small"), AutoAttack(0.15, version="small", stages=1)]
+    whole = mrboost.evaluate(model, *batch, attacks[1], check=False).outcomes[-1]
+    with pytest.raises(InputError, match="under fab-t are NaN") as caught:
+        mrboost.evaluate(network, *batch, attacks, check=False)
+    found = caught.value.evaluation
+    names = [f"autoattack-small up to apgd-ce{again}" for again in (" again", "")]
+    assert [found[name].correct for name in names] == [whole.correct] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import mrboost
 from mrboost import InputError, Mixture
-from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack, Square, Transfer
+from mrboost.attacks import APGD, FAB, FGSM, PGD, Attack, AutoAttack, Square, Transfer
 from mrboost.attacks.arc import ARC
 from mrboost.attacks.base import LOW_PRECISION
 from mrboost.attacks.points import Points, judge
@@ -23,6 +24,7 @@ from mrboost.attacks.queue import run
 from mrboost.batches import attacked_batches, fitted
 from mrboost.copies import Copy
 from mrboost.curves import robustness_curve
+from mrboost.losses import kl_divergence
 from mrboost.outcomes import robustbench_summary
 
 
@@ -199,6 +201,17 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         r"an attack is made first: PGD\(eps, ": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
+        r"of torch.float32: convert them to its own type, x.to\(torch.float16\)": lambda: FGSM(0.1)(
+            deepcopy(model).half(), x, y
+        ),
+        "takes its statistics from the batch": lambda: FGSM(0.1)(
+            nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)), x, y
+        ),
+        "compares two batches of logits": lambda: APGD(0.1, loss=kl_divergence),
+        "images must be a batch": lambda: mrboost.evaluate(model, np.array(0.5), y),
+        r"images must be a batch \(N, …\) with N labels": lambda: mrboost.evaluate(model, x.numpy(), np.array(1)),
+        "labels cannot be read as an array": lambda: mrboost.evaluate(model, x.numpy(), {1, 2}),
+        r"an nn.Module or a function, got <class": lambda: mrboost.evaluate(nn.Linear, x, y),
         "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
@@ -299,14 +312,33 @@ def test_a_curve_takes_what_evaluate_takes(model, batch) -> None:
     assert robustness_curve(model, TensorDataset(x, y), None, [0.0, 0.1])[-1] == wanted[-1]
 
 
-def test_there_is_no_worst_case_over_different_balls(model, batch) -> None:
-    result = mrboost.evaluate(model, *batch, {"autoattack": PGD(0.02, steps=1), "wide": PGD(0.3, steps=1)}, check=False)
+def test_there_is_no_worst_case_over_different_balls(model, batch, small_autoattack) -> None:
+    attacks = {"autoattack": small_autoattack, "wide": PGD(0.3, steps=1)}
+    result = mrboost.evaluate(model, *batch, attacks, check=False)
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
     assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
     two = {name: lambda model, x, y: x for name in ("mine", "yours")}
     with pytest.raises(InputError, match=r"that do not say theirs \(eps and norm\)"):
         _ = mrboost.evaluate(model, *batch, two, check=False).worst
+
+
+@pytest.mark.parametrize("attack", [APGD(0.1, steps=2), AutoAttack(0.1, stages=1)])
+def test_an_attack_on_probabilities_says_that_it_is_weak(attack, undefended, batch) -> None:
+    x, y = batch[0][:4], batch[1][:4]
+    with pytest.warns(UserWarning, match="the model returns probabilities"):
+        attack(lambda images: undefended(images).softmax(dim=1), x, y)
+    attack(lambda images: undefended(images).log_softmax(dim=1), x, y)  # any warning is an error here
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential, lambda net: lambda x: net(x)])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_frozen_scripts_are_attacked(wrap, undefended, batch) -> None:
+    """They have no mode to be in."""
+    frozen = torch.jit.freeze(torch.jit.trace(undefended.eval(), batch[0]))
+    found = mrboost.evaluate(wrap(frozen), *batch, ["pgd-3", "apgd-ce"], eps=0.1)
+    expected = mrboost.evaluate(undefended, *batch, ["pgd-3", "apgd-ce"], eps=0.1)
+    assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
 
 
 class InPlace(nn.Module):

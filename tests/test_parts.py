@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 import mrboost
 from commands import error_of
-from mrboost import InputError, evaluation, parts, storage
+from mrboost import InputError, chunk, examples, parts, storage
 from mrboost.attacks import PGD
 from mrboost.cli import main
 from mrboost.parts import Parts, fingerprint
@@ -76,21 +77,25 @@ def test_a_folder_that_another_process_removes(tmp_path: Path, monkeypatch: pyte
         Parts(tmp_path / "file").put("0-0", "this", {})
 
 
-def test_a_full_disk_costs_the_parts_alone(run: Path, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "problem"), [(28, "No space left on device"), (13, "Permission denied")])
+def test_a_full_disk_costs_the_parts_alone(
+    run: Path, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, problem: str
+) -> None:
     """What cannot be kept is said once, and the figures come all the same; so they do without their examples."""
 
-    def full(path: Path, *_: object) -> None:
+    def full(path: Path) -> AbstractContextManager[Path]:
         if path.name == "results.json":
-            return write(path, *_)
-        raise OSError(28, "No space left on device")
+            return replacing(path)
+        raise OSError(number, problem)
 
-    write = storage.replace_file
-    monkeypatch.setattr(storage, "replace_file", full)
+    replacing = storage.replacing
+    monkeypatch.setattr(storage, "replacing", full)
+    monkeypatch.setattr(examples, "replacing", full)
     command = ["evaluate", str(run), "--attack", "fgsm,cw", "--n", "20", "--no-check", "--quiet"]
     assert main(command) == 0
     out, error = capsys.readouterr()
     assert out.count("fgsm") == 1
-    assert error.count("\n") == error.count("No space left on device") == 1
+    assert error.count("\n") == error.count(problem) == 1
     assert main([*command, "--examples", str(tmp_path / "x.safetensors")]) == 2
     again, error = capsys.readouterr()
     assert [line[:45] for line in again.splitlines()] == [line[:45] for line in out.splitlines()]
@@ -104,7 +109,12 @@ def test_a_full_disk_costs_the_parts_alone(run: Path, capsys, monkeypatch: pytes
             examples=tmp_path / "x.safetensors",
             check=False,
         )
-    assert [o.attack for o in caught.value.measured.evaluation().outcomes] == ["clean", "fgsm"]
+    assert [o.attack for o in caught.value.evaluation.outcomes] == ["clean", "fgsm"]
+
+
+def test_a_single_element_has_a_fingerprint_whatever_its_stride() -> None:
+    labels = torch.arange(4)
+    assert fingerprint(labels[1::3]) == fingerprint(torch.tensor([1]))  # as the last image of a share has it
 
 
 def test_damaged_results_are_found_before_anything_runs(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +263,7 @@ def test_names_of_attributes_are_no_globals(monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_is_done_twice(make, model, batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, attack = batch[0][:16], batch[1][:16], {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
     first = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path)
-    monkeypatch.setattr(evaluation._Chunk, "attack", lambda *_: pytest.fail("it was finished"))
+    monkeypatch.setattr(chunk.Chunk, "attack", lambda *_: pytest.fail("it was finished"))
     attack = {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
     again = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path, resume=True)
     assert again["a"].correct == first["a"].correct

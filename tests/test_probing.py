@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from commands import checks, quantised
-from mrboost import Ensemble, InputError, Mixture, evaluate
-from mrboost.attacks import attacked
+from mrboost import Ensemble, InputError, Mixture, evaluate, probing
+from mrboost.attacks import Square, attacked
 from mrboost.probing import probe
 
 
@@ -106,6 +106,83 @@ FAULTS = {
     "expects MNIST": (lambda net: lambda x: net(0.3081 * x + 0.1307), "scaling", r"(9\d|100)% as \(x.* of MNIST"),
     "expects standardised": (lambda net: lambda x: net(0.376 * x + 0.305), "scaling", r"(9\d|100)% as \(x.* of these"),
 }
+
+
+class _Behind(nn.Module):
+    def __init__(self, network: nn.Module, before) -> None:
+        super().__init__()
+        self.network, self.before = network, before
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(self.before(x))
+
+
+@pytest.mark.parametrize("kind", [Ensemble, Mixture])
+@pytest.mark.parametrize(
+    ("before", "check"), [(lambda x: (8 * x).round() / 8, "zero-gradient"), (lambda x: x.detach(), "zero-gradient")]
+)
+def test_a_member_without_gradients_is_named(kind, before, check: str, undefended, model, images) -> None:
+    """Those of the other members hide that it has none."""
+    doubts = probe(kind([model[0], _Behind(undefended, before)]), *images, eps=0.1)
+    assert checks(doubts) == [check]
+    assert doubts[0].message.startswith("Of member 2 of 2, on its own: For 64 of 64 images")
+    assert probe(kind([model[0], _Behind(undefended, before)], [1.0, 0.0]), *images, eps=0.1) == []
+
+
+class _Winners(nn.Module):
+    """Of each image only the largest tenth of the activations: which they are changes with every small move."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return (flat * (flat >= flat.topk(flat.shape[1] // 10, dim=1).values[:, -1:])).view_as(x)
+
+
+def test_a_network_of_winners_is_broken_without_its_gradients(digits, images) -> None:
+    """Xiao et al. 2020, k-WTA: a defence that masks its gradients, and neither more steps nor grey images show it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 1, 1), _Winners(), nn.Flatten(), nn.Linear(1024, 64), _Winners(), nn.Linear(64, 10)
+        )
+        optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+        for _ in range(15):
+            for part in torch.randperm(len(digits.train)).split(64):
+                loss = nn.functional.cross_entropy(network(digits.train.images()[part]), digits.train.y[part])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    (doubt,) = probe(network.eval(), *images, eps=0.1)
+    assert doubt.check == "squares"
+    assert re.search(r"with 300 queries, .* breaks \d+ of \d\d images that PGD with restarts leaves", doubt.message)
+
+
+def test_logits_that_are_nan_within_the_ball_end_no_look(undefended, images, monkeypatch) -> None:
+    def network(given: Tensor) -> Tensor:
+        return undefended(given) * (1.0 if torch.is_grad_enabled() or not squares else torch.nan)
+
+    squares: list[bool] = []
+
+    class Watched(Square):
+        def begin(self, *points: Tensor) -> dict[str, Tensor]:
+            squares.append(True)
+            return super().begin(*points)
+
+    monkeypatch.setattr(probing.gradients, "Square", Watched)
+    found = {doubt.check: doubt.message for doubt in probe(network, *images, eps=0.02)}
+    assert "get logits that are NaN" in found["non-finite"]
+
+
+def test_tiny_logits_are_seen_where_few_points_fall(undefended, images) -> None:
+    (doubt,) = probe(lambda x: 1e-6 * undefended(x), *images, eps=0.005)
+    assert doubt.check == "weak-loss"
+    assert re.search(r"differ by \S+e-0\d \(median\)", doubt.message)
+
+
+def test_randomness_is_no_wrong_scaling(undefended, images) -> None:
+    """A model that is right one time in two may be right on scaled images when it was wrong on these."""
+    draws = iter([0.0, 0.0, *[1.0] * 1000])  # the first look, after that at the shape of the logits, is a bad one
+    noisy = lambda x: undefended(x) * (2 * next(draws) - 1) + torch.rand(())  # noqa: E731
+    assert checks(probe(noisy, *images, eps=0.0)) == ["random"]
 
 
 @pytest.mark.parametrize(("make", "check", "message"), FAULTS.values(), ids=FAULTS)

@@ -133,7 +133,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Point by point what one process finds; AutoAttack's queue included, and a last share that is smaller."""
-    evaluate = ["evaluate", run, "--attack", "pgd-5,apgd-ce,autoattack", "--n", "5", "--quiet", "--json"]
+    evaluate = ["evaluate", run, "--attack", "pgd-5,apgd-ce,autoattack", "--n", "3", "--quiet", "--json"]
 
     def in_two() -> dict:
         done = command(*evaluate)
@@ -143,7 +143,7 @@ def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[s
     found = []
     for ask in (lambda: json_of(capsys, *evaluate, "--device", "cpu"), in_two):
         (one,) = ask()["evaluations"]
-        assert one["n"] == 5
+        assert one["n"] == 3
         kept = json.loads(Path(run, "results.json").read_text())["evaluations"]
         assert [outcome["correct"] for outcome in kept[-1]["outcomes"]] == [o["correct"] for o in one["outcomes"]]
         found.append(one)
@@ -156,6 +156,38 @@ def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[s
         assert [s["accuracy"] for s in mine["stages"]] == [s["accuracy"] for s in theirs["stages"]]
     assert sum(shared["outcomes"][-1]["correct"]) < sum(shared["outcomes"][0]["correct"])
     assert not Path(run, "checkpoint/evaluation").exists()
+
+
+def test_what_all_processes_have_finished_is_not_lost(run: str, tmp_path: Path, capsys) -> None:
+    """One of two fails: what the other has of that attack says nothing of all images."""
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "fails.py").write_text(
+        "import os\n"
+        "from mrboost.attacks import PGD, Square\n"
+        "from mrboost.errors import NanLogitsError\n"
+        "def fail(attack, *rest, **more): raise NanLogitsError(1, attack.name)\n"
+        "pgd = PGD.__call__\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    Square.begin = fail\n"
+        "    PGD.__call__ = lambda attack, *rest, **more: (fail if attack.steps == 1 else pgd)(attack, *rest, **more)\n"
+    )
+    evaluate = ["evaluate", str(tmp_path / "run"), "--n", "8", "--quiet", "--json", "--attack"]
+    expected = json_of(capsys, *evaluate, "pgd-3,autoattack", "--device", "cpu")["evaluations"][0]
+    Path(tmp_path, "run/results.json").unlink()
+    done = command(*evaluate, "fgsm,pgd-3,autoattack", "--import", "fails", cwd=tmp_path)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mrboost: error")]
+    assert len(lines) == 1
+    assert "image 1 under fgsm are NaN" in lines[0]
+    assert "autoattack failed too (in process 1 of 2, which counts its own images, one in 2)" in lines[0]
+    (kept,) = json.loads(Path(tmp_path, "run/results.json").read_text())["evaluations"]
+    assert [found["attack"] for found in kept["outcomes"]] == ["clean", "pgd-3", "autoattack up to fab-t"]
+    assert kept["failed"] == ["fgsm", "autoattack"]
+    assert kept["worst"] is None
+    (clean, pgd, less), (same_clean, same_pgd, whole) = kept["outcomes"], expected["outcomes"]
+    assert (clean["correct"], pgd["correct"]) == (same_clean["correct"], same_pgd["correct"])
+    assert less["broken_by"] == [-1 if stage == 4 else stage for stage in whole["broken_by"]]
+    assert -1 in less["broken_by"]
 
 
 def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:

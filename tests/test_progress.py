@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
 from types import SimpleNamespace
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
@@ -101,6 +104,21 @@ def test_a_log_says_how_long_the_rest_may_take(capsys, monkeypatch) -> None:
         assert line(7450, 220) == "evaluate: pgd (100% of all, 7450 s)"
 
 
+def test_a_moment_says_nothing_of_hours(capsys, monkeypatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    shown = meter.Meter(True)
+    shown.begin(1000)
+    for now, count in ((1.0, 1), (2.0, 49), (6.0, 1)):
+        clock.now = now
+        shown(count)
+        shown.say("fgsm")
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate: fgsm (0% of all, 1 s)", "evaluate: fgsm (5% of all, 2 s, about 38 s left)",
+        "evaluate: fgsm (5% of all, 6 s, about 2 min left)",
+    ]  # fmt: skip
+
+
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -109,6 +127,25 @@ def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
     mrboost.evaluate(model, *batch, "pgd-3", progress=True, check=False)
     assert "pgd-3: 100%" in terminal.getvalue()
     assert "evaluate:" not in terminal.getvalue()
+
+
+def test_a_terminal_without_columns_gets_lines(model, batch, monkeypatch) -> None:
+    ours, theirs = pty.openpty()  # as it is made it has none
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", terminal)
+        mrboost.evaluate(model, *batch, "fgsm", progress=True, check=False)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as reads, contextlib.suppress(OSError):  # which says that all was read
+        while part := reads.read(4096):  # a terminal gives its lines one by one
+            shown += part
+    assert b"evaluate: fgsm is done" in shown
+
+
+def test_clean_images_say_nothing_of_the_time_that_attacks_take(model, batch, capsys) -> None:
+    mrboost.evaluate(model, *batch, ["pgd-3", "fgsm"], progress=True, check=False)
+    clean, pgd, _ = capsys.readouterr().err.splitlines()
+    assert "left" not in clean
+    assert "left" in pgd
 
 
 def test_what_was_kept_says_nothing_of_the_time_left(capsys, monkeypatch) -> None:

@@ -5,9 +5,9 @@ Each point counts as its worst outcome over all of them (``Evaluation.worst``); 
 
 from __future__ import annotations
 
-from .attacks import APGD, PGD, Attack, AutoAttack, Classifier, Transfer
+from .attacks import APGD, PGD, Attack, AutoAttack, Classifier, Square, Transfer
 from .attacks.arc import ARC
-from .ensemble import Ensemble, Mixture
+from .ensemble import Mixture, members_of
 from .losses import margin_cross_entropy
 from .mixtures import attacks_on
 
@@ -17,21 +17,24 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
 
     Any model gets AutoAttack and APGD with the margin cross-entropy, the loss that it may have been trained with. An
     ensemble is attacked through its mean logits, and with what fools its members one by one: by PGD, since a search
-    stops at a member's first mistake, which fools the others less. A randomised classifier is attacked through its
-    expected probabilities, with both losses, through its mean logits and members, and by ARC on the expected mistakes
-    themselves.
+    stops at a member's first mistake, which fools the others less. What stands before an ensemble (in a ``Sequential``)
+    stands before each member. A randomised classifier is attacked through its expected probabilities, with both losses,
+    through its mean logits and members, by ARC on the expected mistakes themselves, and by squares that fool a member
+    without its gradients. In a ball of radius 0 there is nothing to attack.
     """
+    if eps == 0:
+        return {}
     if isinstance(model, Mixture):
         strong = PGD(eps, norm, steps=100, restarts=2)
         found: dict[str, Attack] = attacks_on(model, strong)
         found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2), "arc": ARC(eps, norm)}
-        return found | _members(model, eps, norm, first=2)
+        found |= _on_members(model, PGD(eps, norm, steps=100), first=2)
+        return found | {f"square on {label}": one for label, one in _on_members(model, Square(eps, norm)).items()}
     found = {"autoattack": AutoAttack(eps, norm), "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy)}
-    if isinstance(model, Ensemble) and len(model) > 1:
-        found |= _members(model, eps, norm)
-    return found
+    members = _on_members(model, PGD(eps, norm, steps=100))
+    return found | (members if len(members) > 1 else {})
 
 
-def _members(model: Ensemble | Mixture, eps: float, norm: str, first: int = 1) -> dict[str, Attack]:
-    attack, numbered = PGD(eps, norm, steps=100), enumerate(model, start=1)
-    return {f"member {number}": Transfer(attack, member) for number, member in numbered if number >= first}
+def _on_members(model: Classifier, attack: Attack, first: int = 1) -> dict[str, Attack]:
+    numbered = enumerate(members_of(model), start=1)
+    return {f"member {number}": Transfer(attack, member) for number, (member, _) in numbered if number >= first}

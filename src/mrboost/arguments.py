@@ -101,52 +101,41 @@ def _train_command(sub: Any) -> None:
 
 
 def _training_options(p: Any) -> None:
-    p.add_argument(
-        "--model", metavar="NAME", help=f"{', '.join(models.names())}, NAME-silu, 5xNAME (default: the data's)"
+    rows: tuple[tuple[str, Callable[[str], Any], str | None, str], ...] = (
+        ("--model", str, "NAME", f"{', '.join(models.names())}, NAME-silu, 5xNAME (default: the data's)"),
+        ("--rounds", int, "T", "boosting rounds (default: the recipe's)"),
+        ("--epochs", int, "E", "epochs of each round (default: the data's usual number)"),
+        ("--later-epochs", int, "E", "epochs of the rounds after the first (default: equal)"),
+        ("--eps", fraction, "X", "radius of the ball, like 0.1 or 8/255 (default: the data's)"),
+        ("--norm", str, "NORM", "Linf or L2 (default: Linf)"),
+        ("--steps", int, "N", "steps of the training attack (default: the recipe's, 10)"),
+        (
+            "--step-size",
+            fraction,
+            "X",
+            "length of those (default: the data's share of eps, more for fewer than 10 steps)",
+        ),
+        ("--batch-size", int, "N", "images per step (default: the recipe's, 128)"),
+        ("--lr", float, "X", "peak learning rate (default: the recipe's, 0.1)"),
+        ("--later-lr", float, "X", "learning rate of the rounds after the first (default: equal)"),
+        ("--schedule", str, "S", f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)"),
+        ("--ema", float, "D", "keep an average of the weights with this decay, 0.999 say; 0: no"),
+        ("--clip", float, "X", "bound the gradient's norm (default: no)"),
+        ("--awp", float, "X", "move the weights adversarially by this share, 0.01 say; 0: no"),
+        ("--smoothing", float, "X", "smooth the labels by this share, 0.1 say; 0: no"),
+        ("--cutmix", float, "P", "mix this share of the images, 0.5 say; 0: no"),
+        ("--padding", int, "N", "pixels that crops may be off (default: the data's)"),
+        ("--flip", bool, None, "mirror images at random (default: the data's)"),
+        ("--validation", int, "N", "training images held out (default: a tenth, <= 1000)"),
+        ("--select-on", str, "PART", "choose the best epoch on validation (default) or, as the paper, on test"),
+        ("--precision", str, "P", "auto (default), 32-true or bf16-mixed"),
+        ("--fast", str, "F", "attack quick copies, captured on a GPU: auto (default: where possible), on or off"),
     )
-    p.add_argument("--rounds", type=int, metavar="T", help="boosting rounds (default: the recipe's)")
-    p.add_argument("--epochs", type=int, metavar="E", help="epochs of each round (default: the data's usual number)")
-    p.add_argument(
-        "--later-epochs", type=int, metavar="E", help="epochs of the rounds after the first (default: equal)"
-    )
-    p.add_argument(
-        "--eps", type=_fraction, metavar="X", help="radius of the ball, like 0.1 or 8/255 (default: the data's)"
-    )
-    p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: Linf)")
-    p.add_argument("--steps", type=int, metavar="N", help="steps of the training attack (default: the recipe's, 10)")
-    p.add_argument(
-        "--step-size",
-        type=_fraction,
-        metavar="X",
-        help="length of those (default: the data's share of eps, more for fewer than 10 steps)",
-    )
-    p.add_argument("--batch-size", type=int, metavar="N", help="images per step (default: the recipe's, 128)")
-    p.add_argument("--lr", type=float, metavar="X", help="peak learning rate (default: the recipe's, 0.1)")
-    p.add_argument(
-        "--later-lr", type=float, metavar="X", help="learning rate of the rounds after the first (default: equal)"
-    )
-    p.add_argument("--schedule", metavar="S", help=f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)")
-    p.add_argument(
-        "--ema", type=float, metavar="D", help="keep an average of the weights with this decay, 0.999 say; 0: no"
-    )
-    p.add_argument("--clip", type=float, metavar="X", help="bound the gradient's norm (default: no)")
-    p.add_argument(
-        "--awp", type=float, metavar="X", help="move the weights adversarially by this share, 0.01 say; 0: no"
-    )
-    p.add_argument("--smoothing", type=float, metavar="X", help="smooth the labels by this share, 0.1 say; 0: no")
-    p.add_argument("--cutmix", type=float, metavar="P", help="mix this share of the images, 0.5 say; 0: no")
-    p.add_argument("--padding", type=int, metavar="N", help="pixels that crops may be off (default: the data's)")
-    p.add_argument(
-        "--flip", action=argparse.BooleanOptionalAction, help="mirror images at random (default: the data's)"
-    )
-    p.add_argument("--validation", type=int, metavar="N", help="training images held out (default: a tenth, <= 1000)")
-    p.add_argument(
-        "--select-on", metavar="PART", help="choose the best epoch on validation (default) or, as the paper, on test"
-    )
-    p.add_argument("--precision", metavar="P", help="auto (default), 32-true or bf16-mixed")
-    p.add_argument(
-        "--fast", metavar="F", help="attack quick copies, captured on a GPU: auto (default: where possible), on or off"
-    )
+    for name, kind, metavar, text in rows:
+        if kind is bool:
+            p.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            p.add_argument(name, type=kind, metavar=metavar, help=text)
 
 
 def _evaluate_command(sub: Any) -> None:
@@ -171,7 +160,7 @@ def _evaluate_command(sub: Any) -> None:
     p.add_argument("--rounds", type=int, metavar="T", help="only the first T members (default: all)")
     p.add_argument("--staged", action="store_true", help="the ensemble after each round, one table each")
     p.add_argument("--weights", default="best", metavar="W", help="best (default), last, or best,last")
-    p.add_argument("--adaptive", action="store_true", help="also the attacks that fit the model, AutoAttack among them")
+    p.add_argument("--adaptive", action="store_true", help="also attacks that fit the model: AutoAttack, MCE, members")
     p.add_argument(
         "--no-check", dest="check", action="store_false", help="do not look for reasons to doubt the figures"
     )
@@ -181,7 +170,7 @@ def _evaluate_command(sub: Any) -> None:
     _shared(p)
     p.epilog = (
         "In the table, margin is the mean of the true logit minus the largest other one on the attacked images, least "
-        "the smallest: below 0 an image is misclassified. Attacks that stop at the first mistake leave larger ones."
+        "the smallest: below 0 an image is misclassified. AutoAttack stops at an image's first mistake."
     )
 
 
@@ -296,10 +285,10 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _fractions(text: str) -> list[float]:
-    return sorted({_fraction(part) for part in text.split(",")})
+    return sorted({fraction(part) for part in text.split(",")})
 
 
-def _fraction(text: str) -> float:
+def fraction(text: str) -> float:
     """A number, or a fraction such as 8/255."""
     numerator, slash, denominator = text.partition("/")
     try:

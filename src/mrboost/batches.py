@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attacks import PGD, Attack, Classifier, attacked
-from .attacks.base import LOW_PRECISION, Rounded
+from .attacks.base import LOW_PRECISION, Rounded, ball_of, check_logits
 from .copies import quick
 from .data import Split
 from .devices import device_of, dtype_of, exact_float32
@@ -24,6 +24,16 @@ def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
     if dtype in LOW_PRECISION and isinstance(model, nn.Module) and not isinstance(model, Mixture):
         return Rounded(model, dtype), x.float()
     return model, x.to(dtype)
+
+
+def admitted(model: Classifier, x: Tensor, y: Tensor) -> tuple[Classifier, Tensor, int]:
+    """``fitted``, and the number of classes; refuses a model that gives no logits for such images and labels."""
+    fits, images = fitted(model, x)
+    one = images[:1].to(device_of(model, otherwise=x.device))
+    with attacked(model):
+        classes = check_logits(fits, one, y)
+        Mixture.check_outermost(model, one)
+    return fits, images, classes
 
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
@@ -96,9 +106,9 @@ def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int
         raise InputError(f"{name} was given images of {x.dtype} and returned {found.dtype}: the attack is at fault")
     rounding = 4 * torch.finfo(x.dtype).eps
     outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)  # NaN is outside too
-    where, eps, norm = "[0, 1]", getattr(attack, "eps", None), getattr(attack, "norm", None)
-    if not outside.any() and eps and norm:
-        outside = ball(norm, eps).distance(found, x) > eps * (1 + 1e-5) + rounding
+    where, (eps, norm) = "[0, 1]", ball_of(attack)
+    if not outside.any() and eps is not None and norm is not None:
+        outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding
         where = f"its {norm} ball of {eps:g}"
     if outside.any():
         number = int(outside.nonzero()[0])

@@ -26,7 +26,7 @@ from . import data, recipes
 from .arguments import parse
 from .boosting import boost
 from .checkpoint import best_epoch
-from .comparison import curve_table, text_table
+from .comparison import curve, curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
 from .errors import InputError, LostProcessError
@@ -128,7 +128,9 @@ def _summary(run: Run) -> dict[str, Any]:
 def _evaluate(options: argparse.Namespace) -> None:
     run = Run.open(options.target)
     kinds, stages = _classifiers(options, run)
-    asked = {key: getattr(options, key) for key in ("attack", "adaptive", "n", "eps", "norm")}
+    attacks, norm = [name.strip() for name in options.attack.split(",")], options.norm or run.config["norm"]
+    radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
+    asked = {"attack": attacks, "adaptive": options.adaptive, "n": options.n, "eps": radii, "norm": norm}
     place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
     if options.resume and not options.quiet and is_first_process():
         saved = any(place.rglob("*.safetensors"))
@@ -137,43 +139,49 @@ def _evaluate(options: argparse.Namespace) -> None:
         )
         print(f"mrboost: {found}", file=sys.stderr)
     documents: list[dict[str, Any]] = []
-    stopped: UnfinishedError | None = None
+    curves: list[dict[str, Any]] = []
+    stopped: list[str] = []
     for which, rounds, eps in product(kinds, stages, options.eps):
         keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
-        result, stopped = _evaluate_one(options, which, rounds, eps, keep)
+        result, problem = _evaluate_one(options, attacks, which, rounds, eps, keep)
+        if problem:
+            several = len(kinds) * len(stages) * len(options.eps) > 1
+            of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: " if several else ""
+            stopped.append(of + problem)
         documents.append({"weights": which, "members": rounds, **result.to_dict()})
+        if len(options.eps) > 1 and eps == options.eps[-1]:
+            points = curve(documents[-len(options.eps) :])
+            curves.append({"weights": which, "members": rounds, "points": points})
         if not options.json and is_first_process():
             members = run.rounds_done()
             of = f" of the first {rounds} of {members} members" if members > 1 else ""
             print(f"{options.target}, {which} weights{of}: {result}")
             if len(options.eps) > 1 and eps == options.eps[-1]:
-                print("\n" + curve_table(documents[-len(options.eps) :]))
-        if stopped is not None:
-            break
+                print("\n" + curve_table(points))
     leave()
     if not is_first_process():
         return
     if options.json:
-        print(json.dumps({"run": options.target, "evaluations": documents}, indent=2))
-    if stopped is not None:
-        raise InputError(f"{stopped}; what was finished before is kept")
+        printed: dict[str, Any] = {"run": options.target, "evaluations": documents}
+        print(json.dumps(printed | ({"curves": curves} if curves else {}), indent=2))
+    if stopped:
+        some = any(document["outcomes"] for document in documents)
+        raise InputError("; ".join([*stopped, *(["all else was measured"] if some else [])]))
     clear(place)
 
 
 def _evaluate_one(
-    options: argparse.Namespace, which: str, rounds: int, eps: float | None, keep: Path
-) -> tuple[Evaluation, UnfinishedError | None]:
-    """What was found of one classifier in one ball, and what stopped it, if something did."""
+    options: argparse.Namespace, attacks: list[str], which: str, rounds: int, eps: float | None, keep: Path
+) -> tuple[Evaluation, str]:
+    """What was found of one classifier in one ball, and what failed, if something did."""
     try:
         return evaluate_run(
-            options.target, [name.strip() for name in options.attack.split(",")], which=which, rounds=rounds,
-            n=options.n, eps=eps, norm=options.norm, batch_size=options.batch_size, check=options.check,
-            fit=options.adaptive, keep=keep, resume=options.resume, examples=options.examples, **_where(options),
-        ), None  # fmt: skip
+            options.target, attacks, which=which, rounds=rounds, n=options.n, eps=eps, norm=options.norm,
+            batch_size=options.batch_size, check=options.check, fit=options.adaptive, keep=keep, resume=options.resume,
+            examples=options.examples, **_where(options),
+        ), ""  # fmt: skip
     except UnfinishedError as error:
-        if error.evaluation is None:
-            raise
-        return error.evaluation, error
+        return error.evaluation, str(error)
 
 
 def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:

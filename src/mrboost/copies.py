@@ -9,12 +9,14 @@ in place.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from copy import deepcopy
 from io import StringIO
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -40,9 +42,9 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         return model
     sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
     rows = torch.arange(max(size, len(sample)), device=x.device) % len(sample)
-    wanted = _answer(model, sample)
-    if not torch.equal(wanted[0], _answer(model, sample)[0]):  # randomised: a traced copy could freeze its noise
+    if _draws(model, sample):
         return model
+    wanted = _answer(model, sample)
     for passes in (
         ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())
         if x.is_cuda
@@ -65,6 +67,23 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         if close:
             return copy
     return model
+
+
+def _draws(model: Model, x: Tensor) -> bool:
+    """Whether it draws random numbers: from a global stream, which has moved then, or such that its answers differ.
+
+    A traced copy would make one draw for ever.
+    """
+    before = _streams(x.device)
+    with torch.no_grad():
+        answers = [model(x.clone()) for _ in range(8)]
+    return _streams(x.device) != before or not all(torch.equal(answers[0], other) for other in answers[1:])
+
+
+def _streams(device: torch.device) -> list[object]:
+    """Where the global random streams are that a model may draw from."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [*(state.numpy().tobytes() for state in states), random.getstate(), str(np.random.get_state(legacy=False))]
 
 
 def refresh(copy: Model) -> None:

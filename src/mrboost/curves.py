@@ -8,11 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attacks import Attack, Classifier, attacked, named
-from .attacks.base import check_logits
-from .batches import attacked_batches, fitted, still_correct
-from .devices import device_of
-from .ensemble import Mixture
+from .attacks import Attack, Classifier, named
+from .batches import admitted, attacked_batches, fitted, still_correct
 from .errors import InputError, NanLogitsError
 from .intake import Images, chunks, count
 from .losses import margin
@@ -56,10 +53,7 @@ def robustness_curve(
         meter.begin(None if whole is None else whole * len(every))
         for images, labels in chunks(x, y):
             if seen == 0:
-                Mixture.check_outermost(model)
-                fits, one_image = fitted(model, images[:1])
-                with attacked(model):
-                    check_logits(fits, one_image.to(device_of(model, otherwise=images.device)), labels)
+                admitted(model, images[:1], labels)
             alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")

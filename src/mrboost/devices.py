@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from .errors import InputError, LostProcessError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # it takes a second to load: not before somebody needs one
+
+T = TypeVar("T")
 
 _PATIENCE = timedelta(hours=12)
 """How long processes wait for each other: shares of an evaluation can take unequal time."""
@@ -52,12 +54,14 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
     if not available.get(kind, False) or (index and not (kind == "cuda" and index.isdecimal())):
         usable = [name for name, there in available.items() if there]
         raise InputError(f"device {device!r} is not available here: use auto or {' or '.join(usable)}")
-    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+    if index and int(index) >= torch.cuda.device_count():
         raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
     if under_torchrun() and not together and os.environ["WORLD_SIZE"] != "1":
         raise InputError("only train and evaluate run in several processes: start this command without torchrun")
+    devices: list[int] | int = [int(index)] if index else 1
+    shared: dict[str, Any] = {}
     if together and under_torchrun():
         if index:
             raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
@@ -69,21 +73,13 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
             )
         # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
         known = inspect.signature(DistributedDataParallel).parameters
-        apart: dict[str, Any] = {
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
-        }
-        strategy = DDPStrategy(timeout=_PATIENCE, **apart)
-        fabric = Fabric(
-            accelerator=kind,
-            strategy=strategy,
-            devices=local,
-            num_nodes=world // local,
-            precision=precision,  # type: ignore[arg-type]
-        )
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        apart: dict[str, Any] = {buffers: False}
+        devices, shared = local, {"strategy": DDPStrategy(timeout=_PATIENCE, **apart), "num_nodes": world // local}
+    fabric = Fabric(accelerator=kind, devices=devices, precision=precision, **shared)  # type: ignore[arg-type]
+    if shared:
         fabric.launch()
-        return fabric
-    devices: list[int] | int = [int(index)] if kind == "cuda" and index else 1
-    return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
+    return fabric
 
 
 def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:
@@ -91,6 +87,13 @@ def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:
     together = fabric.all_reduce(values.clone(), reduce_op=how)
     assert isinstance(together, Tensor)
     return together
+
+
+def from_all(fabric: Fabric, value: T) -> list[T]:
+    """What each process has here, in their order."""
+    values: list[T] = [value] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 @contextmanager

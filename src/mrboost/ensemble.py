@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from .behind import networks
 from .errors import InputError
 
 
@@ -82,16 +83,41 @@ class Mixture(_Members):
         return torch.stack(logs).logsumexp(dim=0)
 
     @classmethod
-    def check_outermost(cls, model: object) -> None:
-        """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
-        if isinstance(model, cls) or not isinstance(model, nn.Module):
+    def check_outermost(cls, model: Callable[[Tensor], Tensor], x: Tensor) -> None:
+        """Refuse a Mixture inside another module, or one that a function asks about images: nobody would see that its
+        answers are drawn."""
+        if isinstance(model, cls):
             return
-        if any(isinstance(part, cls) for part in model.modules()):
+        inside = [part for network in networks(model) for part in network.modules() if isinstance(part, cls)]
+        if inside and (isinstance(model, nn.Module) or any(_asks(model, part, x) for part in inside)):
+            where = type(model).__name__ if isinstance(model, nn.Module) else "a function"
             raise InputError(
-                f"a Mixture inside {type(model).__name__} would be judged by its mean probabilities, and it draws a "
-                "member: put what is around it into each member, Mixture([Sequential(..., member), ...])"
+                f"a Mixture inside {where} would be judged by its mean probabilities, and it draws a member: put what "
+                "is around it into each member, Mixture([Sequential(..., member), ...])"
             )
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
         return reduce(add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x)))
+
+
+def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> bool:
+    """Whether a function calls the network when it is given an image."""
+    if getattr(function, "__self__", None) is network:
+        return True
+    asked: list[bool] = []
+    hook = network.register_forward_pre_hook(lambda *_: asked.append(True))
+    try:
+        with torch.no_grad():
+            function(x[:1].clone())
+    finally:
+        hook.remove()
+    return bool(asked)
+
+
+def members_of(model: object) -> list[tuple[nn.Module, float]]:
+    """The members of an ensemble and their weights; what stands before it, in a ``Sequential``, before each of them."""
+    if isinstance(model, nn.Sequential) and len(model) > 0:
+        *before, last = model
+        return [(nn.Sequential(*before, member), weight) for member, weight in members_of(last)]
+    return list(zip(model, model.weights.tolist(), strict=True)) if isinstance(model, _Members) else []

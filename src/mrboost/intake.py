@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -27,6 +28,10 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         pairs: Iterable[tuple[Tensor, Tensor]] = (
             (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
         )
+    elif _matched(x, y):  # an array may be a file's, mapped
+        size = max(1, CHUNK // max(1, x[:1].size))
+        parts = (slice(i, i + size) for i in range(0, len(x), size))
+        pairs = (as_tensors(x[part], y[part]) for part in parts)  # type: ignore[index]
     elif y is None:
         pairs = _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
     else:
@@ -66,6 +71,12 @@ def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
             waiting = []
     if waiting:
         yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
+
+
+def _matched(x: object, y: object) -> TypeGuard[np.ndarray]:
+    """Whether these are an array of images and as many labels, both to be had part by part."""
+    listed = isinstance(y, list | tuple) or (isinstance(y, Tensor | np.ndarray) and y.ndim > 0)
+    return isinstance(x, np.ndarray) and x.ndim > 1 and listed and 0 < len(x) == len(y)  # type: ignore[arg-type]
 
 
 def _is_map(x: object) -> bool:

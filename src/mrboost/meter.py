@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Self
@@ -12,11 +13,23 @@ EVERY = 60.0
 """Seconds between two lines in a log."""
 SHORT = 10.0
 """Seconds since the last line that are too few to tell the pace."""
+SOON = 5.0
+"""Seconds from the beginning that are too few to tell it, unless they took a twentieth of all."""
 
 
 def note(line: str) -> None:
     """A line on standard error, above a bar if there is one."""
     tqdm.write(line, file=sys.stderr)
+
+
+def _room() -> bool:
+    """Whether standard error is a terminal, and has columns for a bar."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (OSError, ValueError):  # it does not tell
+        return True
 
 
 class Meter:
@@ -27,7 +40,7 @@ class Meter:
 
     def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
         self._name = name
-        self._bar = tqdm(unit=unit, unit_scale=True, dynamic_ncols=True, disable=None if shown else True)
+        self._bar = tqdm(unit=unit, unit_scale=True, dynamic_ncols=True, smoothing=0, disable=not (shown and _room()))
         self._lines = shown and self._bar.disable
         self._began = self._said = time.monotonic()
         self._count, self._total, self._doing = 0, 0, ""
@@ -57,7 +70,13 @@ class Meter:
     def skip(self, evaluations: int) -> None:
         """Count what was done before, which says nothing of the pace."""
         self(evaluations)
+        self.settle()
+
+    def settle(self) -> None:
+        """What was done so far says nothing of the pace."""
         self._first = self._last = (time.monotonic(), self._count)
+        self._bar.initial = self._bar.last_print_n = self._bar.n
+        self._bar.start_t = self._bar.last_print_t = time.time()
 
     def tell(self, line: str) -> None:
         """A line of its own, whether there is a bar or not."""
@@ -77,6 +96,8 @@ class Meter:
         """What the rest takes at the pace since the last line, or since the beginning if that was a moment ago."""
         then, count = self._last if now - self._last[0] >= SHORT else self._first
         if not count < self._count < self._total:
+            return ""
+        if now - then < SOON and self._count - count < 0.05 * self._total:
             return ""
         seconds = max(1.0, (now - then) * (self._total - self._count) / (self._count - count))
         size, unit = (1, "s") if seconds < 100 else (60, "min") if seconds < 6000 else (3600, "h")

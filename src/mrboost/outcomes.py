@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from .attacks.autoattack import UP_TO, VERSIONS
 from .doubts import Doubt
 from .errors import InputError
 from .parts import digest
@@ -33,10 +34,11 @@ class Outcome:
 
     ``correct`` says of each image whether it withstood (for a randomised classifier: with which probability),
     ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of the true logit minus the
-    largest other one on the attacked images, ``min_margin`` the least of them. An attack that is several in turn
-    has ``stages``, and says of each image by which it was ``broken_by``: from 1 on, 0 for an image that was wrong from
-    the start, -1 for one that stands. ``black_box`` attacks do not use the model's gradients. ``labels`` stands
-    for those of the images: outcomes with another are of other images.
+    largest other one on the attacked images, ``min_margin`` the least of them, both NaN of an attack that failed before
+    its end. An attack that is several in turn has ``stages``, and says of each image by which it was ``broken_by``:
+    from 1 on, 0 for an image that was wrong from the start, -1 for one that stands. ``black_box`` attacks do not use
+    the model's gradients. ``eps`` and ``norm`` are the attack's ball, if it says so. ``labels`` stands for those of
+    the images: outcomes with another are of other images.
     """
 
     attack: str
@@ -45,24 +47,29 @@ class Outcome:
     margin: float
     min_margin: float
     per_class: tuple[float | None, ...]
+    class_intervals: tuple[tuple[float, float] | None, ...] = field(repr=False)
     seconds: float
     correct: tuple[float, ...] = field(repr=False)
     stages: tuple[Stage, ...] = ()
     broken_by: tuple[int, ...] = field(default=(), repr=False)
     black_box: bool = False
+    eps: float | None = None
+    norm: str | None = None
     labels: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any) -> Outcome:
         """From what is known of each point."""
-        values, classes = correct.double(), range(int(y.max()) + 1)
+        values = correct.double()
+        classes = [values[y == k] for k in range(int(y.max()) + 1)]
         return cls(
             attack=attack,
             accuracy=values.mean().item(),
             interval=wilson_interval(values.sum().item(), len(values)),
             margin=margins.double().mean().item(),
             min_margin=margins.double().min().item(),
-            per_class=tuple(values[y == k].mean().item() if (y == k).any() else None for k in classes),
+            per_class=tuple(own.mean().item() if len(own) else None for own in classes),
+            class_intervals=tuple(wilson_interval(own.sum().item(), len(own)) if len(own) else None for own in classes),
             seconds=seconds,
             correct=tuple(correct.tolist()),
             labels=digest(y),
@@ -74,7 +81,7 @@ class Outcome:
 class Evaluation:
     """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where attacks differ or do not say.
 
-    ``doubts`` are reasons not to trust the figures.
+    ``doubts`` are reasons not to trust the figures, ``failed`` attacks that came to nothing, or not to their end.
     """
 
     eps: float | None
@@ -82,6 +89,7 @@ class Evaluation:
     n: int
     outcomes: tuple[Outcome, ...]
     doubts: tuple[Doubt, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def __getitem__(self, attack: str) -> Outcome:
         for outcome in self.outcomes:
@@ -92,15 +100,19 @@ class Evaluation:
     @property
     def worst(self) -> tuple[float, tuple[float, float]]:
         """The accuracy over the worst attack of each point, and its interval: the figure to publish."""
-        if self.eps is None and len(self.outcomes) > 2:
-            raise InputError(
-                "there is no worst case over different balls, or of attacks that do not say theirs (eps and norm): "
-                "evaluate each ball alone"
-            )
-        return worst_case([outcome.correct for outcome in self.outcomes])
+        if (found := worst_of(asdict(self))) is not None:
+            return found["accuracy"], found["interval"]
+        if self.failed:
+            raise InputError(f"there is no worst case where attacks failed: {', '.join(self.failed)}")
+        raise InputError(
+            "there is no worst case over different balls, or of attacks that do not say theirs (eps and norm): "
+            "evaluate each ball alone"
+        )
 
     def __str__(self) -> str:
-        ball = "several balls, or unknown ones" if self.eps is None else f"{self.norm} eps = {format_eps(self.eps)}"
+        ball = "several balls, or unknown ones"
+        if self.eps is not None:
+            ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
         width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
         head = f"{'attack':<{width}}{'accuracy':>9}   {'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
         lines = [f"{self.n} images, {ball}", head]
@@ -113,17 +125,17 @@ class Evaluation:
                 f"{o.attack:<{width}}{o.accuracy:>9.2%}   {_range(o.interval):<16}"
                 f"{_short(o.margin):>8}{_short(o.min_margin):>8}{o.seconds:>9.1f}"
             )
-        if len(self.outcomes) > 2 and self.eps is not None:  # a worst case over several balls means nothing
-            accuracy, interval = self.worst
-            lines.append(f"{'worst case':<{width}}{accuracy:>9.2%}   {_range(interval)}")
-        return "\n".join([*lines, *(f"doubt: {doubt.message}" for doubt in self.doubts)])
+        if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))) is not None:
+            lines.append(f"{'worst case':<{width}}{worst['accuracy']:>9.2%}   {_range(worst['interval'])}")
+        lines += [f"failed: {', '.join(self.failed)}"] if self.failed else []
+        return "\n".join([*lines, *(f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what JSON has no number for (the margin of infinite logits) is None."""
+        """Plain values, the worst case too; what JSON has no number for (the margin of infinite logits) is None."""
         found = asdict(self)
         for outcome in found["outcomes"]:
             outcome |= {key: outcome[key] if math.isfinite(outcome[key]) else None for key in ("margin", "min_margin")}
-        return found
+        return found | {"worst": worst_of(found)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -133,6 +145,22 @@ def worst_case(correct: Sequence[Sequence[float]]) -> tuple[float, tuple[float, 
     """Accuracy and interval where each point counts as its worst outcome."""
     least = torch.tensor(correct, dtype=torch.float64).amin(dim=0)
     return least.mean().item(), wilson_interval(least.sum().item(), len(least))
+
+
+def worst_of(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The worst case over the attacks of an evaluation, as ``to_dict`` has it, and of each point; over several balls,
+    where attacks failed, or of an older one that did not keep its points, there is none."""
+    points = [outcome["correct"] for outcome in evaluation["outcomes"] if "correct" in outcome]
+    if len(points) < len(evaluation["outcomes"]) or not points or (evaluation["eps"] is None and len(points) > 2):
+        return None
+    if evaluation.get("failed"):
+        return None
+    accuracy, interval = worst_case(points)
+    return {
+        "accuracy": accuracy,
+        "interval": interval,
+        "correct": [min(values) for values in zip(*points, strict=True)],
+    }
 
 
 @dataclass(frozen=True)
@@ -152,7 +180,12 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
     """Count the points that only one of two classifiers withstands."""
     if len(first.correct) == len(second.correct) and first.labels != second.labels:
         raise InputError("two evaluations can be compared on the same points only, and the labels of these differ")
-    return compare_points(first.correct, second.correct)
+    found = compare_points(first.correct, second.correct)
+    known = [one for one in (first, second) if one.eps is not None and one.norm is not None]
+    balls = [f"{one.norm} {format_eps(one.eps)}" if one.eps else "eps 0" for one in known]
+    if len(set(balls)) > 1:
+        raise InputError(f"two evaluations can be compared in the same ball only, these are of {' and '.join(balls)}")
+    return found
 
 
 def compare_points(first: Sequence[float], second: Sequence[float]) -> Comparison:
@@ -175,13 +208,39 @@ def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
     return f"{gain:+.2f} ({f'{chance:.2g}' if chance > 0 else '< 1e-300'})"
 
 
+def attack_of(name: str, failed: Collection[str]) -> str:
+    """The attack that an outcome is of, which has another name if it failed before its end."""
+    return next((attack for attack in failed if name.startswith(attack + UP_TO)), name)
+
+
+def same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two evaluations of a run's are of the same images; older ones know them by their labels."""
+    if "images" in one and "images" in other:
+        return bool(one["images"] == other["images"])
+    labels = [{outcome.get("labels", "") for outcome in each["outcomes"]} for each in (one, other)]
+    return labels[0] == labels[1] or any("" in known for known in labels)
+
+
 def robustbench_summary(
     evaluation: Evaluation, *, name: str, dataset: str, architecture: str, attack: str = "autoattack", **facts: object
 ) -> dict[str, Any]:
-    """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings.
+    """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings, with 95 % intervals.
 
-    ``facts`` are added as they are: link, authors, venue, additional_data and whatever else the card asks for.
+    ``attack`` is the label of AutoAttack in the evaluation, where it has another. ``facts`` are added as they are:
+    link, authors, venue, additional_data and whatever else the card asks for.
     """
+    ran = tuple(stage.attack for stage in evaluation[attack].stages)
+    whole = [tuple(part.name for part in make(8 / 255, "Linf")) for make in VERSIONS.values()]
+    if ran not in whole and evaluation.eps != 0:
+        raise InputError(
+            f"the card's figure is that of AutoAttack, and {attack!r} is another attack: evaluate that too"
+        )
+    figures: dict[str, tuple[float, tuple[float, float]]] = {
+        key: (outcome.accuracy, outcome.interval)
+        for key, outcome in (("clean", evaluation["clean"]), ("autoattack", evaluation[attack]))
+    }
+    if evaluation.eps is not None and not evaluation.failed:
+        figures["worst_case"] = evaluation.worst
     return {
         "name": name,
         "dataset": dataset,
@@ -189,9 +248,9 @@ def robustbench_summary(
         "threat_model": evaluation.norm,
         "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
         "number_of_points": evaluation.n,
-        "clean_acc": f"{100 * evaluation['clean'].accuracy:.2f}",
-        "autoattack_acc": f"{100 * evaluation[attack].accuracy:.2f}",
-        "worst_case_acc": None if evaluation.eps is None else f"{100 * evaluation.worst[0]:.2f}",
+        "worst_case_acc": None,
+        **{f"{key}_acc": f"{100 * accuracy:.2f}" for key, (accuracy, _) in figures.items()},
+        **{f"{key}_interval": [f"{100 * end:.2f}" for end in ends] for key, (_, ends) in figures.items()},
         "unreliable": [doubt.message for doubt in evaluation.doubts],
         **facts,
     }
@@ -213,6 +272,8 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
 
 def _short(value: float) -> str:
     """With two digits after the point, or as many as seven characters have room for."""
+    if math.isnan(value):
+        return "–"
     return next(text for form in (".2f", ".1f", ".0f", ".1e", ".0e") if len(text := format(value, form)) <= 7)
 
 

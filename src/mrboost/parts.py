@@ -56,11 +56,10 @@ class Parts:
                 if attempt == 4:
                     raise
             except OSError as error:  # the figures can be had all the same
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
                 if not self._full:
-                    problem = f"has no room for what is finished ({error.strerror}): it goes on unsaved"
-                    note(f"note: {self._folder} {problem}")
+                    note(f"note: {self._folder} does not take what is finished ({error.strerror}): it goes on unsaved")
                 self._full = True
                 return
 
@@ -86,7 +85,9 @@ def fingerprint(value: object, above: tuple[object, ...] = ()) -> str:
         if one is value:  # a function that calls itself, say
             return f"above {depth}"
     if isinstance(value, Tensor):
-        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        # Not .contiguous(): one element counts as that, whatever its stride.
+        packed = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        content = packed.flatten().view(torch.uint8).numpy().tobytes()
         return f"{value.dtype}{tuple(value.shape)}{_hash(content)}"
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}{_hash(value.tobytes())}"

@@ -197,10 +197,13 @@ STRONG = replace(
     ema=0.999,
 )
 
+_DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
+_PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
+
 MRBOOST = Recipe(
     name="mrboost",
     summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does worst",
-    formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)",
+    formula=f"min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  {_DELTA_ALL}",
     reference=_PAPER,
     sampler=All(),
     objective=OnPerturbed(loss=margin_cross_entropy),
@@ -229,16 +232,27 @@ MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
     summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, with it",
-    formula="min_θt max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i MCE-A(g_{θt + v}(x_i + δ_i), y_i),  "
-    "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)",
+    formula=f"min_θt max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g_{{θt + v}}(x_i + δ_i), y_i),  {_DELTA_ALL}",
     sampler=All(),
     init=PerInit(),
     rounds=5,
 )
 
-_DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
-_DELTA_CE = "δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)"
-_PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
+_MRBOOST_WHOLE = replace(
+    MRBOOST,
+    name="mrboost-whole",
+    summary="mrboost with the loss on the whole ensemble",
+    formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
+    scope=Whole(),
+)
+_ROBBOOST_IND = replace(
+    ROBBOOST,
+    name="robboost-ind",
+    summary="robboost with the loss on the learner alone",
+    formula="min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)",
+    reference=_PAPER,
+    scope=Ind(),
+)
 _VARIANTS = (
     replace(
         MRBOOST,
@@ -246,19 +260,11 @@ _VARIANTS = (
         summary="mrboost with freshly initialised learners",
         init=RndInit(),
     ),
+    _MRBOOST_WHOLE,
     replace(
-        MRBOOST,
-        name="mrboost-whole",
-        summary="mrboost with the loss on the whole ensemble",
-        formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
-        scope=Whole(),
-    ),
-    replace(
-        MRBOOST,
+        _MRBOOST_WHOLE,
         name="mrboost-whole-rndinit",
         summary="mrboost with the loss on the whole ensemble and fresh learners",
-        formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
-        scope=Whole(),
         init=RndInit(),
     ),
     replace(
@@ -277,21 +283,11 @@ _VARIANTS = (
         reference=_PAPER,
         init=PerInit(),
     ),
+    _ROBBOOST_IND,
     replace(
-        ROBBOOST,
-        name="robboost-ind",
-        summary="robboost with the loss on the learner alone",
-        formula=f"min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  {_DELTA_CE}",
-        reference=_PAPER,
-        scope=Ind(),
-    ),
-    replace(
-        ROBBOOST,
+        _ROBBOOST_IND,
         name="robboost-ind-perinit",
         summary="robboost with the loss on the learner alone, starting from the last",
-        formula=f"min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  {_DELTA_CE}",
-        reference=_PAPER,
-        scope=Ind(),
         init=PerInit(),
     ),
     replace(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import __version__, plots
 from .attacks import PGD, attacked, named
-from .comparison import DIFFERENCES, SideBySide, run_labels
+from .comparison import DIFFERENCES, SideBySide, half_width, run_labels
 from .config import as_said
 from .curves import probability_margins, robustness_curve
 from .data import Dataset, Split
@@ -25,6 +25,7 @@ from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .outcomes import format_eps
 from .page import embedded, html_page, png, table
+from .parts import digest
 from .results import draw, load_data, load_model
 from .runs import Run
 from .storage import replace_file
@@ -116,6 +117,7 @@ def write_report(
 def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool) -> dict[str, Any]:
     """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
     wanted = {"attack": attack, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
+    wanted["images"] = digest(test.x, test.y)
     kept = run.results.get("curve", {})
     if all(kept.get(key) == value for key, value in wanted.items()) and len(kept["points"][0]) == 3:
         return dict(kept)
@@ -163,9 +165,10 @@ def _results_table(evaluated: SideBySide, runs: Sequence[Run]) -> str:
     return (
         f"<h2>Accuracy on test images</h2><div class=scroll>{table(map(escape, evaluated.head()), lines)}</div>"
         "<p class=note>In per cent, with half the width of the 95 % interval; the best on the same images in the same "
-        "ball is bold, of worst cases only over the same attacks. Under an "
+        "ball is bold, of worst cases only over the same attacks (on members apart). Under an "
         "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
         "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
+        + "".join(f"<p class=note>{escape(line)}.</p>" for line in evaluated.failures())
         + missing
         + _differences(evaluated)
         + _doubts(evaluated)
@@ -197,7 +200,11 @@ def _class_table(evaluated: SideBySide, dataset: Dataset) -> str:
     for i, (_, _, found) in enumerate(evaluated.rows):
         hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
-            cells = ["–" if v is None else f"{100 * v:.0f}" for v in outcome["per_class"]]
+            ends = outcome.get("class_intervals") or [None] * len(outcome["per_class"])  # older ones had none
+            cells = [
+                "–" if v is None else f"{100 * v:.0f}{f' <small>{half_width(end)}</small>' if end else ''}"
+                for v, end in zip(outcome["per_class"], ends, strict=True)
+            ]
             lines.append([escape(f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"), *cells])
     if not lines:
         return ""
@@ -207,8 +214,7 @@ def _class_table(evaluated: SideBySide, dataset: Dataset) -> str:
 
 
 def _cell(outcome: dict[str, Any], best: bool) -> str:
-    low, high = outcome["interval"]
-    figure = f"{100 * outcome['accuracy']:.2f} <small>± {50 * (high - low):.1f}</small>"
+    figure = f"{100 * outcome['accuracy']:.2f} <small>{half_width(outcome['interval'])}</small>"
     return f"<b>{figure}</b>" if best else figure
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import data as datasets
 from .adaptive import adaptive
 from .attacks import PGD, Attack
-from .data import Dataset, Split, hold_out
+from .data import Dataset, Split, drawn, hold_out
 from .devices import company, make_fabric
 from .doubts import AMONG_OUTCOMES, Doubt, contradictions
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .evaluation import measure, resolve_attacks
-from .measured import UnfinishedError
 from .meter import note
-from .outcomes import Evaluation
+from .outcomes import Evaluation, attack_of, same_images, worst_of
 from .parts import digest
 from .runs import Run, load
 from .seeds import derive
@@ -62,11 +63,14 @@ def _checked(run: Run, dataset: Dataset) -> Dataset:
 
 def draw(split: Split, n: int | None) -> Split:
     """``n`` images, each class of several in proportion to its size, the same ones each time; all without ``n``."""
-    if n is None or n == len(split):
-        return split
-    if not 1 <= n <= len(split):
+    return split if n is None or n == len(split) else split[numbers(split, n)]
+
+
+def numbers(split: Split, n: int) -> Tensor:
+    """Which images ``draw`` takes, if not all."""
+    if not 1 <= n < len(split):
         raise InputError(f"n must be 1 to {len(split)}, the number of test images, got {n}")
-    return hold_out(split, n, seed=0)[1]
+    return drawn(split, n, seed=0).nonzero().squeeze(1)
 
 
 def load_model(run: Run, which: str, device: str | torch.device) -> Ensemble | Mixture:
@@ -131,7 +135,7 @@ def evaluate_run(
     ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
     ``dataset`` is the run's own, if it is loaded already; ``keep`` is a folder for what is finished, ``place_of`` this
     request, and ``resume`` goes on with what it holds. Of several processes that torchrun started, each takes its share
-    of the images, and the first writes. If an attack comes to nothing, the outcomes of those before it are added first.
+    of the images, and the first writes. If an attack fails, the outcomes of the others are added first.
     """
     run = Run.open(run_dir)
     norm = run.config["norm"] if norm is None else norm
@@ -157,27 +161,23 @@ def evaluate_run(
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
-    attacks |= adaptive(model, eps, norm) if fit and eps else {}
+    attacks |= adaptive(model, eps, norm) if fit else {}
     if keep is not None and os.access(run.folder, os.W_OK):
         keep = keep / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
     else:
         keep = None
     facts = {
         "weights": which, "members": len(model), "of": run.fingerprint(which, len(model)),
-        "whole": len(test) == len(whole), "checked": check,
+        "whole": len(test) == len(whole), "checked": check, "images": digest(test.x, test.y),
+        "points": None if len(test) == len(whole) else numbers(whole, len(test)).tolist(),
     }  # fmt: skip
-    try:
-        measured = measure(
-            model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
-            progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
-        )  # fmt: skip
-    except UnfinishedError as error:
-        if world == 1 and error.measured.known:
-            error.evaluation = _keep(run, facts, error.measured.evaluation())
-        raise
+    measured = measure(
+        model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
+        progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
+    )  # fmt: skip
     with company(fabric, "start the same command again with --resume"):
-        result = measured.of_all(fabric, len(test)).evaluation()
-    return result if rank > 0 else _keep(run, facts, result)
+        measured = measured.of_all(fabric, len(test))
+    return measured.result(lambda found: found if rank > 0 else _keep(run, facts, found))
 
 
 def place_of(run: Run, *request: object) -> Path:
@@ -204,7 +204,7 @@ def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
 
 def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
     """Merge ``new`` by what was measured: weights, members, ball and images; a repeated attack replaces the older
-    figure, and what was doubted of the model stays until it is checked again.
+    figure, and what was doubted of the model stays until it is checked again. The worst case is over all of them.
 
     Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
     """
@@ -212,14 +212,33 @@ def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[st
     for old in kept:
         if all(old[key] == new[key] for key in ("weights", "members")) and old.get("of") != new["of"]:
             continue
-        if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")):
+        if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")) and same_images(old, new):
             again = {outcome["attack"] for outcome in new["outcomes"]}
-            new["outcomes"] = [o for o in old["outcomes"] if o["attack"] not in again] + list(new["outcomes"])
+            outcomes = [*(o for o in old["outcomes"] if o["attack"] not in again), *new["outcomes"]]
+            failed = dict.fromkeys([*old.get("failed", ()), *new["failed"]])
+            whole = {outcome["attack"] for outcome in outcomes}
+            new["failed"] = [name for name in failed if name not in whole]
+            new["outcomes"] = list(_furthest(outcomes, failed))
             if not new["checked"]:
                 new |= {"checked": old.get("checked", True), "doubts": old.get("doubts", [])}
         else:
             others.append(old)
     if new["checked"]:
         of_model = [doubt for doubt in new["doubts"] if doubt["check"] not in AMONG_OUTCOMES]
-        new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"]))]
+        draws = any(doubt["check"] == "random" for doubt in of_model)
+        new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"], draws=draws))]
+    new["worst"] = worst_of(new)
     return [*others, new]
+
+
+def _furthest(outcomes: Sequence[dict[str, Any]], failed: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Of several outcomes of an attack that failed once, the one that came furthest."""
+    attacks = [attack_of(outcome["attack"], failed) for outcome in outcomes]
+    stages = [
+        math.inf if outcome["attack"] == attack else len(outcome["stages"])
+        for outcome, attack in zip(outcomes, attacks, strict=True)
+    ]
+    for i, outcome in enumerate(outcomes):
+        rivals = [(stages[j], j) for j in range(len(outcomes)) if attacks[j] == attacks[i]]
+        if max(rivals) == (stages[i], i):
+            yield outcome

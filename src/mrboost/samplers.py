@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Protocol
 
@@ -238,10 +239,7 @@ class Rnd:
         with attacked(turn.learner), torch.no_grad():
             classes = turn.learner(turn.x[:1]).shape[1]
         other = false_labels(turn.y, classes, turn.generator)
-
-        def pairwise(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-            return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
-
+        pairwise = partial(margin_cross_entropy, other=other)
         return turn.sample(turn.ascend(turn.victims(self.aggressive), pairwise), other)
 
 

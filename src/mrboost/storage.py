@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step: a reader sees the old file or the new one, never a part."""
+    """Put ``content`` at ``path`` in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of ``path``: a reader sees the old file or the new one, never a
+    part."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # others may write the same file just now
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:

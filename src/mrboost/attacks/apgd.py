@@ -31,7 +31,7 @@ from .search import Aimed
 
 @dataclass(frozen=True)
 class APGD(Aimed):
-    """Auto-PGD on any loss of ``mrboost.losses``.
+    """Auto-PGD on any loss of logits and labels.
 
     Args:
         eps, norm: the ball, "Linf" or "L2".

@@ -112,7 +112,8 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
     nearest = torch.full_like(gaps[:, 0], torch.inf)
     direction, normal = torch.zeros_like(x), torch.zeros_like(x)
     for k, total in enumerate(sums):
-        (gradient,) = torch.autograd.grad(total, x, retain_graph=True)
+        found = torch.autograd.grad(total, x, retain_graph=True, allow_unused=True)[0] if total.requires_grad else None
+        gradient = torch.zeros_like(x) if found is None else found  # a member that detaches has no face in sight
         towards = threat.step(-gradient, 1.0)
         slope = -(gradient * towards).flatten(1).sum(dim=1)  # the dual norm of the gradient
         distance = torch.where((label == k) | (slope == 0), torch.inf, gaps[:, k] / slope)

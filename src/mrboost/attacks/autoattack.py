@@ -17,17 +17,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrboost.errors import unknown_name
+from mrboost.errors import InputError, unknown_name
 from mrboost.losses import dlr
 from mrboost.threat import ball
 
 from .apgd import APGD
-from .base import Classifier
+from .base import Classifier, warn_of_probabilities
 from .fab import FAB
 from .queue import run
 from .search import Search, seed_of
 from .square import Square
 
+UP_TO = " up to "
+"""In the name of one that ends early, before the name of the last attack."""
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
         APGD(eps, norm), APGD(eps, norm, targets=9), FAB(eps, norm, targets=9), Square(eps, norm),
@@ -47,6 +49,7 @@ class AutoAttack:
     Args:
         eps, norm: the ball, "Linf" or "L2".
         version: "standard", "plus" or "rand".
+        stages: only so many of its attacks, the first ones; all of them by default.
         seed: each image has its own random streams, so the result does not depend on the batch.
 
     Example:
@@ -56,20 +59,25 @@ class AutoAttack:
     eps: float = 8 / 255
     norm: str = "Linf"
     version: str = field(default="standard", kw_only=True)
+    stages: int | None = field(default=None, kw_only=True)
     seed: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
         if self.version not in VERSIONS:
             raise unknown_name("version of AutoAttack", self.version, VERSIONS)
+        most = len(VERSIONS[self.version](self.eps, self.norm))
+        if self.stages is not None and not 1 <= self.stages <= most:
+            raise InputError(f"stages must be 1 to {most}, the attacks of version {self.version!r}, got {self.stages}")
 
     @property
     def name(self) -> str:
-        return "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
+        whole = "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
+        return whole if self.stages is None else f"{whole}{UP_TO}{self.searches[-1].name}"
 
     @property
     def searches(self) -> tuple[Search, ...]:
-        return VERSIONS[self.version](self.eps, self.norm)
+        return VERSIONS[self.version](self.eps, self.norm)[: self.stages]
 
     def work(self, classes: int) -> int:
         """Evaluations of the model for one image that withstands."""
@@ -77,4 +85,6 @@ class AutoAttack:
 
     def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The worst images found: misclassified where an attack succeeded, else those of the highest margin."""
-        return run(model, x, y, self.searches, seed_of(self.seed, generator)).adv.to(x.dtype)
+        found = run(model, x, y, self.searches, seed_of(self.seed, generator)).adv.to(x.dtype)
+        warn_of_probabilities(model, x)
+        return found

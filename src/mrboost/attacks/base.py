@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.behind import networks
+from mrboost.devices import dtype_of
 from mrboost.errors import InputError, UnfitError
-from mrboost.losses import Loss
+from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
@@ -68,6 +70,16 @@ class Rounded(nn.Module):
         return self.model(images.to(self.dtype)).float()
 
 
+def ball_of(attack: Attack | None) -> tuple[float | None, str | None]:
+    """eps and norm, of an attack that says so."""
+    eps, norm = getattr(attack, "eps", None), getattr(attack, "norm", None)
+    try:
+        radius = None if eps is None else float(eps)
+    except (TypeError, ValueError, RuntimeError):  # one for each channel, say
+        radius = None
+    return radius, None if norm is None else str(norm)
+
+
 @contextmanager
 def attacked(*models: Classifier) -> Iterator[None]:
     """Within it, the models are in eval mode and their weights need no gradient; after it, they are as before.
@@ -76,7 +88,7 @@ def attacked(*models: Classifier) -> Iterator[None]:
     """
     with ExitStack() as restore:
         for module in (module for model in models for network in networks(model) for module in network.modules()):
-            if module.training:
+            if getattr(module, "training", False):  # a frozen script has no mode
                 # The attribute, not .train(): that call would recurse, and users override it.
                 restore.callback(setattr, module, "training", True)
                 module.training = False
@@ -121,7 +133,7 @@ def check_batch(x: Tensor, y: Tensor) -> None:
 
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise InputError(f"a model is an nn.Module or a function, got {model!r}: mrboost.load(folder) loads a run's")
     try:
         with torch.no_grad():
@@ -129,6 +141,11 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in str(error):
             raise
+        if "more than 1 value per channel" in str(error):
+            raise InputError(
+                "the model takes its statistics from the batch, in eval mode too, and one image has none: give its "
+                "BatchNorm running statistics (track_running_stats=True, no training=True in its forward)"
+            ) from error
         if _ON_SHAPES.search(str(error)):
             shape = ", ".join(map(str, ("N", *x.shape[1:])))
             raise UnfitError(
@@ -136,10 +153,11 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
                 + shorten(str(error), 240),
                 error,
             ) from error
-        if x.dtype == torch.float32 or not isinstance(error, RuntimeError):
+        dtype = dtype_of(model, torch.float32)
+        if x.dtype == dtype or not isinstance(error, RuntimeError):
             raise
         raise InputError(
-            f"the model does not take images of {x.dtype}: convert them to its own type, such as x.float()"
+            f"the model does not take images of {x.dtype}: convert them to its own type, x.to({dtype})"
         ) from error
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -155,8 +173,23 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     return logits.shape[1]
 
 
+def are_probabilities(logits: Tensor) -> bool:
+    slack = max(1e-3, 8 * torch.finfo(logits.dtype).eps)
+    return not (logits < 0).any() and bool(((logits.sum(dim=1) - 1).abs() < slack).all())
+
+
+def warn_of_probabilities(model: Classifier, x: Tensor) -> None:
+    """For attacks that are called without ``evaluate``, which says so among its doubts."""
+    with attacked(model), keep_random_state(x.device), torch.no_grad():
+        if are_probabilities(model(x[:8].clone())):
+            problem = "the model returns probabilities, in which losses of logits are nearly flat: the attack is weak."
+            warnings.warn(f"{problem} Return the logits, or take the logarithm", stacklevel=3)
+
+
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:
     """Refuse a loss that does not take what an attack gives it."""
+    if loss in (kl_divergence, margin_kl_divergence):
+        raise InputError(f"{loss.__name__} compares two batches of logits, not logits with labels: give cross_entropy")
     try:
         call: Callable[..., object] = loss
         if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__ and not loss._forward_pre_hooks:

@@ -72,7 +72,7 @@ def run(
 
 def check(searches: Sequence[Search], model: Classifier, x: Tensor, classes: int) -> None:
     """Refuse what these searches cannot attack."""
-    Mixture.check_outermost(model)
+    Mixture.check_outermost(model, x)
     if isinstance(model, Mixture):
         raise InputError(
             f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with a probability: "

@@ -16,7 +16,7 @@ from mrboost.errors import InputError
 from mrboost.seeds import hashed_uniform
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier
+from .base import Classifier, warn_of_probabilities
 from .points import State
 
 
@@ -88,7 +88,9 @@ class Search(ABC):
         """The worst images found: of highest margin, misclassified where it succeeded."""
         from .queue import run
 
-        return run(model, x, y, [self], seed_of(self.seed, generator)).adv.to(x.dtype)
+        found = run(model, x, y, [self], seed_of(self.seed, generator)).adv.to(x.dtype)
+        warn_of_probabilities(model, x)
+        return found
 
 
 @dataclass(frozen=True)

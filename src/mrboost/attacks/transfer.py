@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks.base import Attack, Classifier
-from mrboost.errors import InputError, UnfitError
+from mrboost.errors import InputError, NanLogitsError
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,7 @@ class Transfer:
     ) -> Tensor:
         try:
             return self.attack(self.source, x, y, generator=generator)
-        except UnfitError as error:
+        except NanLogitsError:
+            raise
+        except InputError as error:
             raise InputError(f"of the model that the examples are made on: {error}") from error

@@ -9,7 +9,7 @@ Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belong
 attack's eps always means the same thing.
 """
 
-from mrboost.data.dataset import Dataset, Defaults, Split, as_tensors, from_tensors, hold_out
+from mrboost.data.dataset import Dataset, Defaults, Split, as_tensors, drawn, from_tensors, hold_out
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import defaults, describe, load, names
 
@@ -24,6 +24,7 @@ __all__ = [
     "as_tensors",
     "defaults",
     "describe",
+    "drawn",
     "from_tensors",
     "hold_out",
     "load",

@@ -12,7 +12,6 @@ import lzma
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -43,13 +42,11 @@ def members(archive: Path, wanted: Callable[[PurePosixPath], bool], *, limit: in
 
 def read_bounded(file: Path, limit: int) -> bytes:
     """The content of a file, gunzipped if it is gzipped, refused beyond `limit` bytes."""
-    try:
+    with reading(f"{file} is truncated or damaged"):
         with file.open("rb") as raw:
             opener = gzip.open if raw.read(2) == b"\x1f\x8b" else open
         with opener(file, "rb") as stream:
             data: bytes = stream.read(limit + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{file} is truncated or damaged ({reason(error)}): get it again") from error
     if len(data) > limit:
         raise InputError(f"{file} is larger than the {limit // MIB} MiB allowed: get the official file")
     return data

@@ -214,11 +214,17 @@ def rank_in_class(y: Tensor) -> Tensor:
 
 
 def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
-    """(rest, validation): `count` images drawn from `train`, each class in proportion to its size.
+    """(rest, validation): `count` images drawn from `train`, as `drawn` has it; both parts keep its order."""
+    held = drawn(train, count, seed)
+    return train[~held], train[held]
+
+
+def drawn(train: Split, count: int, seed: int) -> Tensor:
+    """Which of the images are among `count` that are drawn, each class in proportion to its size.
 
     Shares are rounded by largest remainder, so every class is within one image of its exact share; classes of one
-    image keep it, and are left out of the reckoning, while the others have enough. Both parts keep the order of
-    `train`. The draw depends on `seed` alone, not on the device nor on the global state.
+    image keep it, and are left out of the reckoning, while the others have enough. The draw depends on `seed` alone,
+    not on the device nor on the global state.
     """
     if not 0 <= count < len(train):
         raise InputError(f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}")
@@ -239,5 +245,4 @@ def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
     for label, share in enumerate(shares.tolist()):
         members = (y == label).nonzero().squeeze(1)
         held[members[torch.randperm(len(members), generator=generator)[:share]]] = True
-    held = held.to(train.y.device)
-    return train[~held], train[held]
+    return held.to(train.y.device)

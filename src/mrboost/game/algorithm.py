@@ -14,7 +14,7 @@ a run whose η was set for a longer one; ``regret_bound`` does, and with η_t = 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,10 +111,7 @@ def mrboost(
     """
     if not isinstance(game, Learner):
         game = as_payoff(game)
-    if not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
-    if tolerance is not None and not tolerance >= 0:
-        raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
+    numbers = count_rounds(rounds, tolerance, "MRBoost", progress)
     rates = _rates(eta, rounds, game)
     gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
     average = np.zeros(game.points)  # Σ_j P_j
@@ -123,7 +120,7 @@ def mrboost(
     choices = np.empty(rounds, dtype=np.int64)
     lower, upper = -math.inf, math.inf
     t = 0
-    for t in tqdm(range(1, rounds + 1), desc="MRBoost", unit="round", disable=None if progress else True, leave=False):
+    for t in numbers:
         weights = exponential_weights(gains, rates[t - 1])
         if isinstance(game, Learner):
             choice, row = t - 1, game(weights)
@@ -155,6 +152,18 @@ def mrboost(
         adversary=average / t,
         margins=gains / t,
     )
+
+
+def count_rounds(rounds: int, tolerance: float | None, name: str, progress: bool) -> Iterable[int]:
+    """1, 2, … rounds, with a bar if ``progress`` is to be shown; refuses what no loop can keep to."""
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
+    if tolerance is not None and not tolerance >= 0:
+        raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
+    bar: Iterable[int] = tqdm(
+        range(1, rounds + 1), desc=name, unit="round", disable=None if progress else True, leave=False
+    )
+    return bar
 
 
 def exponential_weights(gains: Floats, eta: float) -> Floats:

@@ -8,16 +8,13 @@ Both keep a certified interval for the value and stop when it has closed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
-from mrboost.errors import InputError
-
-from .algorithm import Learner
+from .algorithm import Learner, count_rounds
 from .payoff import Floats
 from .value import Solution, capacity, solve
 
@@ -49,11 +46,11 @@ def column_generation(
     With an exact learner the value is that of the whole class, to within ``tolerance``. With another it is the value
     over the classifiers that were found, and ``upper`` is infinite.
     """
-    _check(tolerance, rounds)
-    capacity(learner.points, nu)
+    numbers = count_rounds(rounds, tolerance, "column generation", progress)
+    capacity(learner.points, nu)  # refuses a nu that is none
     rows = [learner(np.full(learner.points, 1 / learner.points))]
     best = _Best()
-    for _ in _rounds(rounds, "column generation", progress):
+    for _ in numbers:
         found = solve(np.array(rows), nu=nu)
         rows.append(learner(found.adversary))
         earned = float(found.adversary @ rows[-1])
@@ -85,12 +82,12 @@ def double_oracle(
     The interval is certified as far as the oracles are exact: a heuristic learner (adversary) leaves upper (lower)
     unproved.
     """
-    _check(tolerance, rounds)
+    numbers = count_rounds(rounds, tolerance, "double oracle", progress)
     points = [start]
     classifiers = [learner(points, np.ones(1))]
     matrix = np.array([[payoff(classifiers[0], start)]], dtype=np.float64)
     best = _Best()
-    for _ in _rounds(rounds, "double oracle", progress):
+    for _ in numbers:
         found = solve(matrix)
         h, z = learner(points, found.adversary), adversary(classifiers, found.learner)
         row = np.array([payoff(h, point) for point in points])
@@ -130,14 +127,3 @@ class _Best:
             points=points,
             interval=np.array(self.trace),
         )
-
-
-def _rounds(rounds: int, name: str, progress: bool) -> Iterator[int]:
-    return iter(tqdm(range(rounds), desc=name, unit="round", disable=None if progress else True, leave=False))
-
-
-def _check(tolerance: float, rounds: int) -> None:
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {rounds}")
-    if not tolerance >= 0:
-        raise InputError(f"tolerance must be at least 0, got {tolerance}")

@@ -20,6 +20,7 @@ from mrboost.data import Dataset, defaults
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
+from mrboost.measured import UnfinishedError
 from mrboost.meter import note
 from mrboost.mixtures import attacks_on
 from mrboost.results import clear, evaluate_run, place_of
@@ -82,11 +83,14 @@ def carry_out(
 def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, Any]) -> None:
     for which, members, n, attacks in training.pending():
         place = place_of(run, which, members, n, attacks)
-        evaluate_run(
-            run.folder, partial(attacks_of, training, run, attacks), which=which, rounds=members,
-            n=None if n is None else min(n, len(dataset.test)), dataset=dataset, keep=place, resume=True,
-            check=training.request.scale.check and members == training.options["rounds"], **where,
-        )  # fmt: skip
+        try:
+            evaluate_run(
+                run.folder, partial(attacks_of, training, run, attacks), which=which, rounds=members,
+                n=None if n is None else min(n, len(dataset.test)), dataset=dataset, keep=place, resume=True,
+                check=training.request.scale.check and members == training.options["rounds"], **where,
+            )  # fmt: skip
+        except UnfinishedError as error:
+            raise InputError(f"{run.folder}: {error}") from error
         clear(place)
 
 
