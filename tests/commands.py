@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from torch import Tensor, nn
 
 from mrboost.cli import main
 from mrboost.doubts import Doubt
+
+_GIVEN_DATA = os.environ.get("MRBOOST_DATA")
+
+
+def development_data(file: str) -> Path:
+    """The path of a file of the development data; skips the test when it is not there."""
+    for place in (_GIVEN_DATA, Path(__file__).parents[2] / "shared" / "data"):
+        if place and (Path(place) / file).exists():
+            return Path(place) / file
+    return pytest.skip(f"{file} is neither in $MRBOOST_DATA nor in ../shared/data")
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
+from commands import development_data
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.points import Points
@@ -30,8 +30,6 @@ from pyautoattack import fab_projections  # noqa: E402
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted  # noqa: E402
 from pyautoattack.fab_pt import FABAttack_PT  # noqa: E402
 from pyautoattack.square import SquareAttack  # noqa: E402
-
-MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist.npz"
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,7 @@ def ensemble(model, undefended) -> mrboost.Ensemble:
 @pytest.fixture(scope="module")
 def mnist() -> tuple[nn.Module, Tensor, Tensor]:
     """A small convolutional network that adversarial training on a part of MNIST made robust at 0.1."""
-    if not MNIST.exists():
-        pytest.skip(f"needs {MNIST.name} in the shared data")
-    data = mrboost.data.load("mnist", MNIST.parent)
+    data = mrboost.data.load("mnist", development_data("mnist.npz").parent)
     part = mrboost.data.Dataset("mnist-part", data.train[:4000], data.test, data.classes, data.defaults)
     model = mrboost.boost(
         "at", part, model="strided", epochs=4, eps=0.1, steps=5, batch_size=64, lr=0.05, validation=50, device="cpu"

@@ -1,11 +1,9 @@
-"""Small files in the official formats, and the development data when it is there."""
+"""Small files in the official formats."""
 
 import io
-import os
 import pickle
 import tarfile
 import zlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,22 +16,6 @@ def private_places(tmp_path, monkeypatch):
     """No test finds, or writes into, the data of the person who runs it."""
     monkeypatch.delenv("MRBOOST_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-GIVEN_DATA = os.environ.get("MRBOOST_DATA")
-
-
-@pytest.fixture
-def development_data():
-    """The path of a file of the development data; skips the test when it is not there."""
-
-    def find(file):
-        for place in (GIVEN_DATA, Path(__file__).parents[3] / "shared" / "data"):
-            if place and (Path(place) / file).exists():
-                return Path(place) / file
-        return pytest.skip(f"{file} is neither in $MRBOOST_DATA nor in ../shared/data")
-
-    return find
 
 
 def python2_pickle(batch, label_key):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import development_data
 from mrboost.data import load
 from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
@@ -122,7 +123,7 @@ def test_what_is_not_an_image_is_ignored_and_a_top_folder_is_accepted(make, tmp_
     assert len(load(f"folder:{write_zip(tmp_path / 'a.zip', files | extra)}").train) == 6
 
 
-def test_the_development_mirror_of_cifar10(development_data):
+def test_the_development_mirror_of_cifar10():
     cifar = load(f"folder:{development_data('cifar10-jpeg.tar.xz')}")
     assert (len(cifar.train), len(cifar.test), cifar.shape) == (50000, 10000, (3, 32, 32))
     assert cifar.classes == SOURCES["cifar10"].classes

@@ -15,6 +15,7 @@ import pytest
 import scipy.io
 import torch
 
+from commands import development_data
 from mrboost.data import describe, load, names, registry
 from mrboost.errors import InputError
 
@@ -170,7 +171,7 @@ def test_a_truncated_npz_is_refused(tmp_path):
             load("mnist", tmp_path)
 
 
-def test_the_development_mnist(development_data):
+def test_the_development_mnist():
     mnist = load("mnist", development_data("mnist.npz").parent)
     assert (len(mnist.train), len(mnist.test)) == (60000, 3000)
     assert mnist.train.y[:5].tolist() == [5, 0, 4, 1, 9]  # the well-known beginning

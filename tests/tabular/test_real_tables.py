@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
-import pytest
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.model_selection import train_test_split
 
+from commands import development_data
 from mrboost.tabular import MRBoostClassifier, column_eps
 
 
@@ -37,11 +34,7 @@ def test_four_digits_beat_votes_and_are_really_robust():
 
 
 def test_diabetes_beats_the_most_frequent_class():
-    places = (Path(os.environ.get("MRBOOST_DATA", ".")), Path(__file__).parents[3] / "shared" / "data")
-    path = next((place for folder in places if (place := folder / "tabular" / "diabetes.csv").is_file()), None)
-    if path is None:
-        pytest.skip("tabular/diabetes.csv is neither in $MRBOOST_DATA nor in ../shared/data")
-    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    table = np.loadtxt(development_data("tabular/diabetes.csv"), delimiter=",", skiprows=1)
     X, y = table[:, :-1] / np.ptp(table[:, :-1], axis=0), table[:, -1].astype(int)
     X, held, y, truth = train_test_split(X, y, test_size=0.3, stratify=y, random_state=0)
     fitted = MRBoostClassifier(0.05).fit(X, y)
