@@ -17,7 +17,7 @@ from .attacks.search import seed_of
 from .batches import admitted, attacked_batches, is_correct
 from .devices import device_of, exact_float32
 from .doubts import Doubt, left
-from .errors import InputError, NanLogitsError
+from .errors import InputError, NanLogitsError, UnfitError
 from .losses import margin
 from .meter import Meter
 from .parts import Parts, digest
@@ -77,6 +77,21 @@ class Chunk:
             return probe(self.model, self.x, self.y, eps=eps, norm=norm, n=n)
         except torch.OutOfMemoryError:
             return self.probe(eps, norm, n // 4) if n >= 4 else []
+
+    def found(self, attack: Attack | None, meter: Meter, place: Place, *, images: bool) -> State:
+        """What the attack finds, or what is kept of that; the ``images`` themselves only if they are asked for."""
+        part = place.get()
+        if part is not None and (not images or "adv" in part):
+            meter.skip(len(self.x) * self.work(attack))
+            return part
+        try:
+            part = self.attack(attack, meter, place)
+        except UnfitError as error:  # it took the first image: a fault of its own
+            raise error.fault from error.fault.__cause__
+        if not images:
+            part.pop("adv", None)  # large
+        place.put(part)
+        return part
 
     def attack(self, attack: Attack | None, tell: Meter, place: Place) -> State:
         """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the ``stage`` that broke it."""

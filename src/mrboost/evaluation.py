@@ -20,7 +20,7 @@ from .attacks.base import Untouched, ball_of, keep_random_state
 from .chunk import Chunk, Place, StageError, first_stages
 from .devices import device_of
 from .doubts import Doubt
-from .errors import InputError, UnfitError
+from .errors import InputError
 from .examples import Examples
 from .intake import Images, chunks, count
 from .measured import Measured
@@ -117,24 +117,14 @@ def measure(
                 meter.doing(label)
                 of = "" if keep is None else digest(chunk_is, one)
                 place = Place(parts, f"{number}-{list(book.found).index(label)}", of)
-                part = place.get()
-                if part is None or (file is not None and "adv" not in part):
-                    try:
-                        part = chunk.attack(one, meter, place)
-                    except UnfitError as error:  # it took the first image: a fault of its own
-                        raise error.fault from error.fault.__cause__
-                    except InputError as error:
-                        meter.say(f"{label} failed")
-                        book.stop(label, error)
-                        if label == "clean":
-                            break
-                        continue
-                    if file is None:
-                        part.pop("adv", None)  # large, and not asked for
-                    place.put(part)
-                else:
-                    meter.skip(len(images) * chunk.work(one))
-                book.add(label, part)
+                try:
+                    book.add(label, chunk.found(one, meter, place, images=file is not None))
+                except InputError as error:
+                    meter.say(f"{label} failed")
+                    book.stop(label, error)
+                    if not book.going:
+                        break
+                    continue
                 if number == 0 and label == "clean":
                     meter.settle()
                 if book.images == images_in_all and label not in book.failed:
@@ -149,15 +139,19 @@ def measure(
     known = {label: _joined(book.found[label]) for label in book.going}
     failed = tuple(book.failed)
     measured = Measured(*common, finished, torch.cat(book.labels), known, tuple(doubts), check, failed, book.problem())
-    if file is not None and known:
-        try:
-            found = {
-                measured.name(label): file.away(*(part.pop("adv") for part in book.found[label])) for label in known
-            }
-            file.write(found | {"y": measured.labels}, {"eps": common[0], "norm": common[1]})
-        except OSError as error:
-            problem = f"cannot write examples to {str(examples)!r}: {error.strerror}"
-            return replace(measured, problem="; ".join(filter(None, (measured.problem, problem))))
+    return measured if file is None or not known else _with_examples(measured, book.found, file)
+
+
+def _with_examples(measured: Measured, parts: Mapping[str, list[State]], file: Examples) -> Measured:
+    """Writes the images; if that fails, it is said beside what else is."""
+    try:
+        found = {
+            measured.name(label): file.away(*(part.pop("adv") for part in parts[label])) for label in measured.known
+        }
+        file.write(found | {"y": measured.labels}, {"eps": measured.eps, "norm": measured.norm})
+    except OSError as error:
+        problem = f"cannot write examples to {str(file.path)!r}: {error.strerror}"
+        return replace(measured, problem="; ".join(filter(None, (measured.problem, problem))))
     return measured
 
 
