@@ -31,7 +31,7 @@ from mrboost import models, recipes
 from mrboost.attacks import attacked
 from mrboost.config import Config, resolve
 from mrboost.copies import quick
-from mrboost.data import Batches, Dataset
+from mrboost.data import Dataset
 from mrboost.devices import exact_float32, make_fabric, place
 from mrboost.steps import Step
 from mrboost.training import begin
@@ -78,8 +78,8 @@ def ours(
 
 
 def batches(dataset: Dataset, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    full = [batch for batch in Batches(dataset.train, size, device=device).epoch() if len(batch[1]) == size]
-    return cycle(full[:50])
+    x, y = dataset.train.images().to(device).split(size), dataset.train.y.to(device).split(size)
+    return cycle([batch for batch in zip(x, y, strict=True) if len(batch[1]) == size][:50])
 
 
 def main() -> None:

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from mrboost.attacks import APGD, FAB, Search, Square
 from mrboost.cli import main
 from mrboost.doubts import Doubt
+from mrboost.losses import dlr, margin_cross_entropy
 
 _GIVEN_DATA = os.environ.get("MRBOOST_DATA")
 
@@ -87,3 +89,19 @@ def checks(doubts: Iterable[Doubt]) -> list[str]:
 def quantised(network: nn.Module) -> Callable[[Tensor], Tensor]:
     """A defence that masks its gradients."""
     return lambda x: network((4 * x).round() / 4)
+
+
+SEARCHES: dict[str, Search] = {
+    "apgd-ce": APGD(0.12, steps=12),
+    "apgd-ce-l2": APGD(0.7, "L2", steps=12),
+    "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
+    "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
+    "apgd-t": APGD(0.12, steps=12, targets=3),
+    "apgd-eot": APGD(0.12, steps=6, eot=2),
+    "fab": FAB(0.12, steps=6, restarts=2),
+    "fab-t": FAB(0.12, steps=12, targets=3),
+    "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
+    "square": Square(0.2, steps=80),
+    "square-l2": Square(1.2, "L2", steps=80),
+}
+"""Every search, small."""

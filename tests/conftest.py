@@ -9,31 +9,15 @@ import pytest
 import torch
 
 import mrboost
-from commands import SMOKE, write_pictures
+from commands import SEARCHES, SMOKE, write_pictures
 from mrboost import studies
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
 from mrboost.cli import main
-from mrboost.data import Batches, Dataset, Defaults, Split
-from mrboost.losses import dlr, margin_cross_entropy
+from mrboost.data import Dataset, Defaults, Split
 
 # The networks here are tiny: a second thread gains little, and when another process holds a core the two spend
 # their time waiting for each other.
 torch.set_num_threads(1)
-
-
-SEARCHES: dict[str, Search] = {
-    "apgd-ce": APGD(0.12, steps=12),
-    "apgd-ce-l2": APGD(0.7, "L2", steps=12),
-    "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
-    "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
-    "apgd-t": APGD(0.12, steps=12, targets=3),
-    "apgd-eot": APGD(0.12, steps=6, eot=2),
-    "fab": FAB(0.12, steps=6, restarts=2),
-    "fab-t": FAB(0.12, steps=12, targets=3),
-    "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
-    "square": Square(0.2, steps=80),
-    "square-l2": Square(1.2, "L2", steps=80),
-}
 
 
 @pytest.fixture(params=SEARCHES.values(), ids=SEARCHES)
@@ -74,7 +58,7 @@ def undefended(digits: Dataset) -> torch.nn.Module:
         network = mrboost.models.build("cnn-digits", digits.shape, 10)
     optimizer = torch.optim.Adam(network.parameters(), 0.01)
     for _ in range(8):
-        for x, y in Batches(digits.train, 128).epoch():
+        for x, y in zip(digits.train.images().split(128), digits.train.y.split(128), strict=True):
             optimizer.zero_grad()
             mrboost.losses.cross_entropy(network(x), y).backward()
             optimizer.step()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mrboost.attacks import CW, FGSM, PGD, FromClean, Gaussian, Uniform, named
+from commands import SEARCHES
+from mrboost.attacks import CW, FGSM, PGD, FromClean, Gaussian, Search, Uniform, named
 from mrboost.errors import InputError
 from mrboost.losses import cross_entropy, margin_cross_entropy
 from mrboost.models import build
@@ -53,8 +55,8 @@ def test_keeps_double_precision(attack: PGD, batch) -> None:
     assert not torch.equal(x_adv, x)
 
 
-@every_attack
-def test_leaves_everything_as_found(attack: PGD, batch) -> None:
+@pytest.mark.parametrize("attack", (ATTACKS | SEARCHES).values(), ids=ATTACKS | SEARCHES)
+def test_leaves_everything_as_found(attack: PGD | Search, batch) -> None:
     """Mode of each module, requires_grad of each weight, gradients, BatchNorm statistics, inputs, random state."""
     torch.manual_seed(3)
     model = build("cnn-digits", (1, 8, 8), 10).train()
@@ -62,11 +64,12 @@ def test_leaves_everything_as_found(attack: PGD, batch) -> None:
     network[1].eval()  # one frozen BatchNorm, one frozen weight, one gradient in place
     network[0].weight.requires_grad_(False)
     network[0].bias.grad = torch.ones_like(network[0].bias)
-    x, y = batch[0][:4].clone(), batch[1][:4].clone()
+    x = batch[0][:4].clone()
+    y = deepcopy(model).eval()(x).argmax(1)  # a search leaves out what is misclassified
     modes = [module.training for module in model.modules()]
     flags = [parameter.requires_grad for parameter in model.parameters()]
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    random_state = torch.get_rng_state()
+    random_state, labels = torch.get_rng_state(), y.clone()
     attack(model, x, y)
     assert [module.training for module in model.modules()] == modes
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
@@ -75,7 +78,7 @@ def test_leaves_everything_as_found(attack: PGD, batch) -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random_state)
     assert torch.equal(x, batch[0][:4])
-    assert torch.equal(y, batch[1][:4])
+    assert torch.equal(y, labels)
 
 
 def test_restores_the_model_after_an_error(batch) -> None:

@@ -100,7 +100,7 @@ def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int 
     generator = step.begin(0, steps)
     done = 0
     while done < steps:
-        for x, y in Batches(dataset.train, 12, device=fabric.device, shuffle=True).epoch(generator):
+        for x, y in Batches(dataset.train, 12, device=fabric.device).epoch(generator):
             step(x, y, done / steps)
             done += 1
     assert step.is_finite()

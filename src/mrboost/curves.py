@@ -57,18 +57,24 @@ def robustness_curve(
             alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")
-                survivors = alive.nonzero().squeeze(1)
-                try:
-                    if len(survivors):
-                        correct = still_correct(model, images[survivors.to(images.device)], labels[survivors], one)
-                        alive[survivors] = alive[survivors].minimum(correct.double())
-                except NanLogitsError as error:
-                    raise NanLogitsError(seen + int(survivors[error.image]), error.attack) from None
+                _fall(alive, model, images, labels, one, seen)
                 standing[number] += alive.sum()
                 meter(len(images))
                 meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
             seen += len(images)
     return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(every, standing.tolist(), strict=True)]
+
+
+def _fall(alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int) -> None:
+    """Attack what is ``alive`` of the images, the first of which is number ``first``."""
+    survivors = alive.nonzero().squeeze(1)
+    if len(survivors) == 0:
+        return
+    try:
+        correct = still_correct(model, x[survivors.to(x.device)], y[survivors], attack)
+    except NanLogitsError as error:
+        raise NanLogitsError(first + int(survivors[error.image]), error.attack) from None
+    alive[survivors] = alive[survivors].minimum(correct.double())
 
 
 def _several(radii: object) -> list[object]:

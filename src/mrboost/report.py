@@ -6,7 +6,7 @@ run's results.json, so that a second page is quick.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -28,7 +28,7 @@ from .page import embedded, html_page, png, table
 from .parts import digest
 from .results import draw, load_data, load_model
 from .runs import Run
-from .storage import replace_file
+from .storage import write_texts
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
@@ -65,24 +65,8 @@ def write_report(
         model = load_model(run, "best", device)
         measured[label] = _measure(run, model, test, attack, progress)
         galleries.append(_gallery(label, run, model, dataset))
-    metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
-    trained, selected = (list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on"))
-    held_out = "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
-    held_out = held_out if len(selected) == 1 else "held-out (some of them test)"
-    figures = {
-        "robustness": plots.robustness_curves(
-            {k: m["points"] for k, m in measured.items()}, trained, runs[0].config["norm"]
-        ),
-        "margins": plots.margin_curves({k: m["margins"] for k, m in measured.items()}, trained),
-        "training": plots.training_curves(metrics, held_out),
-        "loss": plots.loss_curves(metrics),
-    }
-    if len(runs) > 1:
-        figures["minutes"] = plots.training_curves(metrics, held_out, over="minutes")
+    figures = _figures(labels, runs, measured)
     evaluated = SideBySide.of(runs)
-    rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
-    if any(len(rows) > 1 for rows in rounds.values()):
-        figures["rounds"] = plots.round_curves(rounds, held_out)
     body = [
         _headline(labels, runs, dataset),
         _results_table(evaluated, runs),
@@ -100,18 +84,29 @@ def write_report(
         *galleries,
         _configuration(labels, runs),
     ]
-    files = {Path(out): html_page("\n".join(body))}
-    if plots_dir is not None:
-        files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
-    for path, text in files.items():
-        if path.is_dir():
-            raise InputError(f"cannot write {str(path)!r}: it is a folder: name a file")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, text.encode())
-        except OSError as error:
-            raise InputError(f"cannot write {str(path)!r}: {error.strerror}: choose another place") from None
+    svgs = {} if plots_dir is None else {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+    write_texts({Path(out): html_page("\n".join(body)), **svgs})
     return Path(out)
+
+
+def _figures(labels: Sequence[str], runs: Sequence[Run], measured: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+    metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
+    rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
+    trained, selected = (list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on"))
+    held_out = "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
+    held_out = held_out if len(selected) == 1 else "held-out (some of them test)"
+    curves = {label: found["points"] for label, found in measured.items()}
+    figures = {
+        "robustness": plots.robustness_curves(curves, trained, runs[0].config["norm"]),
+        "margins": plots.margin_curves({label: found["margins"] for label, found in measured.items()}, trained),
+        "training": plots.training_curves(metrics, held_out),
+        "loss": plots.loss_curves(metrics),
+    }
+    if len(runs) > 1:
+        figures["minutes"] = plots.training_curves(metrics, held_out, over="minutes")
+    if any(len(rows) > 1 for rows in rounds.values()):
+        figures["rounds"] = plots.round_curves(rounds, held_out)
+    return figures
 
 
 def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool) -> dict[str, Any]:

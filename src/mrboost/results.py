@@ -73,9 +73,21 @@ def numbers(split: Split, n: int) -> Tensor:
     return drawn(split, n, seed=0).nonzero().squeeze(1)
 
 
-def load_model(run: Run, which: str, device: str | torch.device) -> Ensemble | Mixture:
+def load_model(run: Run, which: str, device: str | torch.device, rounds: int | None = None) -> Ensemble | Mixture:
+    """The classifier of a run on its device, as it was after so many rounds."""
     place = make_fabric(device, "32-true").device if isinstance(device, str) else device
-    return load(run.folder, which).to(place)
+    model = load(run.folder, which).to(place)
+    if rounds is not None and not 1 <= rounds <= len(model):
+        raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
+    return model if rounds is None else model.first(rounds)
+
+
+def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
+    """What was asked for, or else that of the training."""
+    norm = run.config["norm"] if norm is None else norm
+    if eps is None and norm != run.config["norm"]:
+        raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
+    return run.config["eps"] if eps is None else eps, norm
 
 
 def reweight_run(
@@ -138,10 +150,7 @@ def evaluate_run(
     of the images, and the first writes. If an attack fails, the outcomes of the others are added first.
     """
     run = Run.open(run_dir)
-    norm = run.config["norm"] if norm is None else norm
-    if eps is None and norm != run.config["norm"]:
-        raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
-    eps = run.config["eps"] if eps is None else eps
+    eps, norm = _ball(run, eps, norm)
     if not callable(attack):
         resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
     with suppress(OSError):  # it may not be ours to read
@@ -150,26 +159,21 @@ def evaluate_run(
     rank, world = fabric.global_rank, fabric.world_size
     if world > 1 and examples is not None:
         raise InputError("examples are written by one process: start this command without torchrun")
-    model = load_model(run, which, fabric.device)
-    if rounds is not None:
-        if not 1 <= rounds <= len(model):
-            raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
-        model = model.first(rounds)
-    data = load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)
-    whole = data.test
+    model = load_model(run, which, fabric.device, rounds)
+    whole = (load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)).test
     test = draw(whole, n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
     attacks |= adaptive(model, eps, norm) if fit else {}
-    if keep is not None and os.access(run.folder, os.W_OK):
-        keep = keep / "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
-    else:
-        keep = None
+    if keep is not None:
+        part = "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
+        keep = keep / part if os.access(run.folder, os.W_OK) else None
+    all_of_them = len(test) == len(whole)
     facts = {
-        "weights": which, "members": len(model), "of": run.fingerprint(which, len(model)),
-        "whole": len(test) == len(whole), "checked": check, "images": digest(test.x, test.y),
-        "points": None if len(test) == len(whole) else numbers(whole, len(test)).tolist(),
+        "weights": which, "members": len(model), "of": run.fingerprint(which, len(model)), "whole": all_of_them,
+        "checked": check, "images": digest(test.x, test.y),
+        "points": None if all_of_them else numbers(whole, len(test)).tolist(),
     }  # fmt: skip
     measured = measure(
         model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,

@@ -55,6 +55,18 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def write_texts(files: Mapping[Path, str]) -> None:
+    """Pages and plots, where the user wants them."""
+    for path, text in files.items():
+        if path.is_dir():
+            raise InputError(f"cannot write {str(path)!r}: it is a folder: name a file")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
+        except OSError as error:
+            raise InputError(f"cannot write {str(path)!r}: {error.strerror}: choose another place") from None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write, which then takes the place of ``path``: a reader sees the old file or the new one, never a

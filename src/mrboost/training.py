@@ -66,9 +66,7 @@ def fit(
     if run is not None:
         state.restore(run, round_)
     step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
-    batches = Batches(
-        train, config.batch_size, device=fabric.device, augment=augment, shuffle=True, least=2 * fabric.world_size
-    )
+    batches = Batches(train, config.batch_size, device=fabric.device, augment=augment, least=2 * fabric.world_size)
     with Meter(progress, "train", "step") as meter:
         meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
         meter.doing(f"round {round_}/{config.rounds}")

@@ -109,6 +109,16 @@ class _Lanes:
         self.owner, self.job = torch.cat([self.owner, owner]), torch.cat([self.job, job])
         self.spent = torch.cat([self.spent, torch.zeros_like(job)])
 
+    def refill(self, search: Search, points: Points, most: int) -> bool:
+        """Fill lanes up to so many with jobs that wait; whether anything runs then."""
+        if len(pairs := points.pending(self.owner, self.job)[: max(0, most - len(self.owner))]):
+            self.add(search, points, pairs)
+        return bool(self.state)
+
+    def standing(self, points: Points, spent: Tensor) -> int:
+        """The evaluations ``spent`` of lanes whose point stands."""
+        return int(spent[points.alive[self.owner]].sum())
+
     def keep(self, stay: Tensor) -> None:
         index = stay.nonzero().squeeze(1)
         self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
@@ -134,34 +144,29 @@ def drain(
     the first job to break the point: jobs after it stop, jobs before it go on.
     """
     search = search if lanes is None else search.within(lanes)
-    jobs, each, device = search.jobs(points.ranking.shape[1]), search.evaluations(), points.x.device
+    jobs, each = search.jobs(points.ranking.shape[1]), search.evaluations()
     if points.done.shape[1] != jobs:
         points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
-    at = _Lanes.of(points.lanes, device)
-    count(int(each * points.done[points.alive].sum() + at.spent[points.alive[at.owner]].sum()), 0)
+    at = _Lanes.of(points.lanes, points.x.device)
+    count(each * int(points.done[points.alive].sum()) + at.standing(points, at.spent), 0)
     waiting = int((~points.done[points.alive]).sum())
     most = lanes or engine.lanes
     most = -(-waiting // max(1, -(-waiting // most)))  # as many rounds as needed, equally full
     breaker = torch.full((len(points.x),), jobs)  # the first job that broke a point
-    while True:
-        if len(pairs := points.pending(at.owner, at.job)[: max(0, most - len(at.owner))]):
-            at.add(search, points, pairs)
-        if not at.state:
-            break
-        stride = search.strides[points.x.is_cuda]
+    while at.refill(search, points, most):
+        stride, left = search.strides[points.x.is_cuda], each - int(at.spent.min())
         try:
-            left = each - int(at.spent.min())
             at.state = engine.advance(search.advance, at.state, stride, number, left)
         except torch.OutOfMemoryError:
             if most == 1 or lanes is not None:
                 raise
             most //= 2
             search = search.within(most)
-            count(-int(at.spent[points.alive[at.owner]].sum()), 0)
+            count(-at.standing(points, at.spent), 0)
             at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again
             continue
         before, at.spent = at.spent, at.state["t"].cpu()
-        count(int((at.spent - before)[points.alive[at.owner]].sum()), 0)
+        count(at.standing(points, at.spent - before), 0)
         over = at.spent >= each
         look = over if search.patient else over | at.state["hit"].cpu()
         if look.any():

@@ -48,9 +48,9 @@ class Search(ABC):
     def threat(self) -> Threat:
         return ball(self.norm, self.eps)
 
-    def jobs(self, classes: int) -> int:
+    def jobs(self, classes: int) -> int:  # noqa: ARG002 — some have one for each target
         """How many runs a point gets: restarts and targets."""
-        raise NotImplementedError
+        return 1
 
     def check(self, x: Tensor, classes: int) -> None:  # noqa: B027 — most searches work on anything
         """Refuse images or models that this search cannot work on, before anything is computed."""

@@ -56,9 +56,6 @@ class Square(Search):
     def name(self) -> str:
         return "square"
 
-    def jobs(self, classes: int) -> int:  # noqa: ARG002 — part of the protocol
-        return 1
-
     def evaluations(self) -> int:
         return self.steps + 1
 

@@ -2,7 +2,7 @@
 
     dataset = load("digits")                             # or "cifar10", "folder:~/pictures.zip", …
     train, validation = hold_out(dataset.train, 200, seed=0)
-    batches = Batches(train, 128, device="cuda", augment=Augment(padding=4, flip=True), shuffle=True)
+    batches = Batches(train, 128, device="cuda", augment=Augment(padding=4, flip=True))
     for x, y in batches.epoch(generator): ...            # float32 in [0, 1], int64, on the device
 
 Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belongs to the model, so that an

@@ -96,12 +96,12 @@ class CutMix:
 
 
 class Batches:
-    """The batches of a split, float32 in [0, 1] with int64 labels, on one device.
+    """The shuffled batches of a split, float32 in [0, 1] with int64 labels, on one device.
 
-    `epoch(generator)` goes once through the split. Shuffling and augmentation draw from that generator (best
-    on the same device, so that nothing has to be moved there); without either, none is needed. When shuffled, batches
-    are of equal size but for one image, of at most `batch_size` and, where there are as many, at least `least` images:
-    the few images that would be left for a last batch make poor statistics for BatchNorm, and none if there is one.
+    `epoch(generator)` goes once through the split; shuffling and augmentation draw from that generator (best on the
+    same device, so that nothing has to be moved there). Batches are of equal size but for one image, of at most
+    `batch_size` and, where there are as many, at least `least` images: the few images that would be left for a last
+    batch make poor statistics for BatchNorm, and none if there is one.
     """
 
     def __init__(
@@ -111,47 +111,19 @@ class Batches:
         *,
         device: str | torch.device = "cpu",
         augment: Augment | None = None,
-        shuffle: bool = False,
         least: int = 2,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch size {batch_size} is too small: give at least 1")
-        self.split = split.to(device)
-        self.augment = augment if augment and (augment.padding or augment.flip) else None
-        self.shuffle = shuffle
-        self._bounds = _even(len(split), batch_size, least) if shuffle else _full(len(split), batch_size)
+        self.split, self.augment = split.to(device), augment
+        batches = max(1, min(-(-len(split) // batch_size), len(split) // least))
+        self._bounds = list(pairwise(i * len(split) // batches for i in range(batches + 1)))
 
     def __len__(self) -> int:
         return len(self._bounds)
 
-    def epoch(self, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        if generator is None and (self.shuffle or self.augment is not None):
-            raise InputError("shuffling and augmentation are random: give epoch() a torch.Generator")
-        return self._epoch(generator)
-
-    def _epoch(self, generator: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = self.split.x, self.split.y
-        order = None
-        if self.shuffle:
-            assert generator is not None
-            order = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)
+        order = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)
         for start, stop in self._bounds:
-            index = slice(start, stop) if order is None else order[start:stop]
-            batch = x[index]
-            if self.augment is not None:
-                assert generator is not None
-                batch = self.augment(batch, generator)
-            # Copies, even of what needs no conversion: a batch changed in place must not change the data.
-            batch = batch.to(torch.float32, copy=True)
-            yield batch.div_(255) if x.dtype == torch.uint8 else batch, y[index].clone()
-
-
-def _full(count: int, batch_size: int) -> list[tuple[int, int]]:
-    """Start and stop of each batch; the last takes what is left."""
-    return [(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
-
-
-def _even(count: int, batch_size: int, least: int) -> list[tuple[int, int]]:
-    """Start and stop of batches as equal as can be."""
-    batches = max(1, min(-(-count // batch_size), count // least))
-    return list(pairwise(i * count // batches for i in range(batches + 1)))
+            batch, labels = x[order[start:stop]], y[order[start:stop]]
+            batch = batch if self.augment is None else self.augment(batch, generator)
+            yield batch.float().div_(255) if x.dtype == torch.uint8 else batch, labels

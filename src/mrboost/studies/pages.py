@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 
 from mrboost import __version__, plots
-from mrboost.errors import InputError
 from mrboost.page import embedded, html_page, table
 from mrboost.runs import Run
-from mrboost.storage import replace_file
+from mrboost.storage import write_texts
 
 from .declared import SCALES, STUDIES
 from .figures import Table
@@ -64,13 +63,7 @@ class Page:
     def write(self, out: Path, stem: str) -> tuple[Path, Path]:
         """The Markdown and the HTML page."""
         files = {out / f"{stem}.md": self.markdown(stem), out / f"{stem}.html": self.html()}
-        files |= {out / f"{stem}-{name}.svg": svg for name, svg in self.plots.items()}
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            for path, text in files.items():
-                replace_file(path, text.encode())
-        except OSError as error:
-            raise InputError(f"cannot write to {str(out)!r}: {error.strerror}: choose another --out") from None
+        write_texts(files | {out / f"{stem}-{name}.svg": svg for name, svg in self.plots.items()})
         return out / f"{stem}.md", out / f"{stem}.html"
 
 

@@ -173,21 +173,18 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Inputs
 
     def _options(self, classes: int) -> Options:
-        if self.base not in ("stump", "tree"):
-            raise unknown_name("base", str(self.base), ("stump", "tree"))
-        if self.solver not in ("auto", "smooth", "lp", "hedge"):
-            raise unknown_name("solver", str(self.solver), ("auto", "smooth", "lp", "hedge"))
+        for name, known in (("base", ("stump", "tree")), ("solver", ("auto", "smooth", "lp", "hedge"))):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, str(getattr(self, name)), known)
         if self.base == "tree" and self.solver == "hedge":
             raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
         nu: Any = self.nu
         alpha: Any = self.alpha
         if not (isinstance(nu, str) and nu == "auto") and not (isinstance(nu, Real) and 0 <= float(nu) <= 1):
             raise InputError(f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1")
-        for name, least in (("max_depth", 1), ("max_thresholds", 1)):
-            if not (isinstance(value := getattr(self, name), int | np.integer) and value >= least):
-                raise InputError(f"{name} is {value!r}: use a whole number of at least {least}")
-        if self.n_rounds is not None and not (isinstance(self.n_rounds, int | np.integer) and self.n_rounds >= 1):
-            raise InputError(f"n_rounds is {self.n_rounds!r}: use a whole number of at least 1, or None")
+        for name in ("max_depth", "max_thresholds", *(["n_rounds"] if self.n_rounds is not None else [])):
+            if not (isinstance(value := getattr(self, name), int | np.integer) and value >= 1):
+                raise InputError(f"{name} is {value!r}: use a whole number of at least 1")
         if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
             raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver

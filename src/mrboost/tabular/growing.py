@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -20,44 +21,56 @@ from .models import Tree
 LEAST = 2.0  # points of average weight that must be on each side for certain
 
 
-def grow(
-    cells: Cells,
-    reach: tuple[Ints, Ints],
-    y: Ints,
-    weight: Floats,
-    classes: int,
-    *,
-    depth: int,
-    columns: int,
-    points: float,
-    random: np.random.Generator,
-) -> Tree:
-    """One tree on the thresholds of ``cells``; ``reach`` holds the cells that each point's ball meets."""
-    low, high = reach
-    widest = int(np.diff(cells.offset).max())
-    nodes: list[tuple[int, float, int, int]] = []
-    leaves = 0
+@dataclass
+class _Grower:
+    """One tree on the thresholds of ``cells``; ``low`` and ``high`` are the cells that each point's ball meets."""
 
-    def split(rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
-        """The column and cell to cut behind, among cells ``first..last`` of the node's box."""
-        drawn = random.permutation(len(first))[:columns]
-        labels, w = y[rows], weight[rows]
-        mass = np.bincount(labels, w, classes)
-        # Cells beyond the box are counted at its edges, so that every cut inside it sees every point.
-        a = np.clip(low[rows][:, drawn], first[drawn], last[drawn]) - cells.offset[drawn]
-        b = np.clip(high[rows][:, drawn], first[drawn], last[drawn]) - cells.offset[drawn]
-        place = np.arange(len(drawn)) * widest
-        shape, size = (len(drawn), widest, classes), len(drawn) * widest * classes
-        repeated = np.repeat(w, len(drawn))
-        starts = np.bincount(((place + a) * classes + labels[:, None]).ravel(), repeated, size).reshape(shape)
-        ends = np.bincount(((place + b) * classes + labels[:, None]).ravel(), repeated, size).reshape(shape)
-        left = starts.cumsum(axis=1)  # points that can be at or left of each cell
-        right = mass - ends.cumsum(axis=1)  # points that can be right of it
+    cells: Cells
+    low: Ints
+    high: Ints
+    y: Ints
+    weight: Floats
+    classes: int
+    columns: int
+    points: float
+    random: np.random.Generator
+    nodes: list[tuple[int, float, int, int]] = field(default_factory=list)
+    leaves: int = 0
+
+    def grow(self, depth: int) -> Tree:
+        offset = self.cells.offset
+        self.build(np.flatnonzero(self.weight > 0), depth, offset[:-1].copy(), offset[1:] - 1)
+        feature, threshold, left, right = zip(*self.nodes, strict=True)
+        return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
+
+    def build(self, rows: Ints, levels: int, first: Ints, last: Ints) -> int:
+        """The number of a new node for these points, in the box of cells ``first..last``."""
+        me = len(self.nodes)
+        self.nodes.append((-1, 0.0, self.leaves, -1))
+        cut = self.split(rows, first, last) if levels and len(np.unique(self.y[rows])) > 1 else None
+        if cut is None:
+            self.leaves += 1
+            return me
+        j, cell = cut
+        until, since = last.copy(), first.copy()
+        until[j], since[j] = cell, cell + 1
+        left = self.build(rows[self.low[rows, j] <= cell], levels - 1, first, until)
+        right = self.build(rows[self.high[rows, j] > cell], levels - 1, since, last)
+        threshold = self.cells.thresholds[j][cell - self.cells.offset[j]]
+        self.nodes[me] = (j, float(threshold), left, right)
+        return me
+
+    def split(self, rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
+        """The column and cell to cut behind, if that makes the node purer."""
+        drawn = self.random.permutation(len(first))[: self.columns]
+        mass = np.bincount(self.y[rows], self.weight[rows], self.classes)
+        left = self._counted(self.low, rows, drawn, first, last)  # points that can be at or left of each cell
+        right = mass - self._counted(self.high, rows, drawn, first, last)  # points that can be right of it
         at_left, at_right = left.sum(axis=2), right.sum(axis=2)
         sure_left, sure_right = mass.sum() - at_right, mass.sum() - at_left
-        cut = np.arange(widest) + cells.offset[drawn, None]
+        cut = np.arange(left.shape[1]) + self.cells.offset[drawn, None]
         allowed = (cut >= first[drawn, None]) & (cut < last[drawn, None])
-        allowed &= (sure_left >= LEAST / points) & (sure_right >= LEAST / points)
+        allowed &= (sure_left >= LEAST / self.points) & (sure_right >= LEAST / self.points)
         with np.errstate(divide="ignore", invalid="ignore"):
             both = at_left + at_right
             impurity = 1 - ((left**2).sum(axis=2) / at_left + (right**2).sum(axis=2) / at_right) / both
@@ -66,28 +79,17 @@ def grow(
         before = 1 - (mass**2).sum() / mass.sum() ** 2
         if not impurity.flat[best] < before * 0.999:
             return None
-        j = int(drawn[best // widest])
-        return j, int(cells.offset[j]) + best % widest
+        return int(drawn[best // left.shape[1]]), int(cut.flat[best])
 
-    def build(rows: Ints, levels: int, first: Ints, last: Ints) -> int:
-        nonlocal leaves
-        me = len(nodes)
-        nodes.append((-1, 0.0, leaves, -1))
-        cut = split(rows, first, last) if levels and len(np.unique(y[rows])) > 1 else None
-        if cut is None:
-            leaves += 1
-            return me
-        j, cell = cut
-        until, since = last.copy(), first.copy()
-        until[j], since[j] = cell, cell + 1
-        left = build(rows[low[rows, j] <= cell], levels - 1, first, until)
-        right = build(rows[high[rows, j] > cell], levels - 1, since, last)
-        nodes[me] = (j, float(cells.thresholds[j][cell - cells.offset[j]]), left, right)
-        return me
-
-    build(np.flatnonzero(weight > 0), depth, cells.offset[:-1].copy(), cells.offset[1:] - 1)
-    feature, threshold, left, right = zip(*nodes, strict=True)
-    return Tree(np.array(feature), np.array(threshold, dtype=np.float64), np.array(left), np.array(right))
+    def _counted(self, ends: Ints, rows: Ints, drawn: Ints, first: Ints, last: Ints) -> Floats:
+        """(columns, cells, classes): the weight of the points whose end lies in a column's first cells."""
+        # Ends beyond the box are counted at its edges, so that every cut inside it sees every point.
+        cell = np.clip(ends[rows][:, drawn], first[drawn], last[drawn]) - self.cells.offset[drawn]
+        shape = (len(drawn), int(np.diff(self.cells.offset).max()), self.classes)
+        place = (np.arange(len(drawn)) * shape[1] + cell) * self.classes + self.y[rows, None]
+        weights = np.repeat(self.weight[rows], len(drawn))
+        counts = np.bincount(place.ravel(), weights, math.prod(shape)).reshape(shape)
+        return np.asarray(counts.cumsum(axis=1))
 
 
 def grow_forest(
@@ -113,10 +115,7 @@ def grow_forest(
         random = np.random.default_rng((seed, t))
         seen = np.where(np.isin(y, pairs[t % len(pairs)]), weight, 0.0)
         drawn = seen * random.exponential(size=len(y))
-        tree = grow(
-            cells, reach, y, drawn / drawn.sum(), classes, depth=depth, columns=columns,
-            points=points * float(seen.sum() / weight.sum()), random=random,
-        )  # fmt: skip
-        out.append(tree)
+        share = points * float(seen.sum() / weight.sum())
+        out.append(_Grower(cells, *reach, y, drawn / drawn.sum(), classes, columns, share, random).grow(depth))
         tick()
     return tuple(out)

@@ -13,12 +13,11 @@ the value is the mean margin of the worst fraction nu of the points.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import linprog
+from scipy.optimize import OptimizeResult, linprog
 
 from mrboost.errors import InputError
 
@@ -51,6 +50,47 @@ class Rows:
         return sparse.csr_array((np.concatenate(self.entry), where), shape=(self.count, width))
 
 
+@dataclass
+class Programme:
+    """Variables, and the rows that hold between them; ``total`` is the row of all weights, which sum to one."""
+
+    width: int = 0
+    equal: Rows = field(default_factory=Rows)
+    upper: Rows = field(default_factory=Rows)
+
+    def __post_init__(self) -> None:
+        self.total = self.equal.new(1)
+
+    def variables(self, *shape: int) -> Ints:
+        block = self.width + np.arange(int(np.prod(shape))).reshape(shape)
+        self.width += block.size
+        return block
+
+    def at_most(self, small: Ints, large: Ints) -> None:
+        rows = self.upper.new(len(small))
+        self.upper.add(rows, small, 1.0)
+        self.upper.add(rows, large, -1.0)
+
+    def solve(self, objective: Floats, signed: int) -> OptimizeResult:
+        """The least ``objective``; variables before the one of number ``signed`` are not negative."""
+        right = np.zeros(self.equal.count)
+        right[self.total] = 1.0
+        low = np.where(np.arange(self.width) < signed, 0.0, -np.inf)
+        result = linprog(
+            objective,
+            A_ub=self.upper.matrix(self.width),
+            b_ub=np.zeros(self.upper.count),
+            A_eq=self.equal.matrix(self.width),
+            b_eq=right,
+            bounds=np.stack([low, np.full(self.width, np.inf)], axis=1),
+            method="highs-ipm",
+        )
+        if result.status != 0:
+            remedy = "use solver='smooth' or a larger nu"
+            raise InputError(f"the linear program was not solved ({result.message}): {remedy}")
+        return result
+
+
 def solve(
     cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
 ) -> tuple[Floats, Floats, Floats, Floats]:
@@ -58,127 +98,100 @@ def solve(
 
     ``offset`` tells the terms' cells apart; ``weight`` sums to one.
     """
-    k_all, n = pairs.classes, len(y)
-    width = 0
-
-    def variables(*shape: int) -> Ints:
-        nonlocal width
-        block = width + np.arange(int(np.prod(shape))).reshape(shape)
-        width += block.size
-        return block
-
-    votes, constant = variables(cover.count, k_all), variables(k_all)
-    equal, upper = Rows(), Rows()
-    total = equal.new(1)
-    equal.add(total, constant, 1.0)
+    lp = Programme()
+    votes, constant = lp.variables(cover.count, pairs.classes), lp.variables(pairs.classes)
+    lp.equal.add(lp.total, constant, 1.0)
     if isinstance(cover, StumpCover):
-        _stump_votes(cover.cells, votes, variables, equal, total)
+        _stump_votes(lp, cover.cells, votes)
     else:
-        mass = variables(len(offset) - 1)
-        equal.add(total, mass, 1.0)
-        rows = equal.new(cover.count)
-        equal.add(rows[:, None], votes, 1.0)
-        equal.add(rows, np.repeat(mass, np.diff(offset)), -1.0)
-    slack = variables(n if nu > 0 else 0)
-    signed = width
-    rho = variables(1)
-    inside: list[tuple[Ints, int, int]] = []
-    owned: list[tuple[Ints, Ints]] = []
-    for k in np.unique(y):
+        _tree_votes(lp, votes, np.diff(offset))
+    slack = lp.variables(len(y) if nu > 0 else 0)
+    rho = lp.variables(1)
+    inside, owned = [], []
+    for k, other in ((a, b) for a in np.unique(y) for b in pairs.others(a)):
         points = np.flatnonzero(y == k)
-        groups, place = np.unique(cover.group[points], return_inverse=True)
-        place = place.reshape(len(points), -1)
-        for other in pairs.others(k):
-            least = variables(len(groups))
-            lead = variables(cover.count)  # votes_y - votes_y' in each cell, or less
-            rows = upper.new(cover.count)
-            upper.add(rows, lead, 1.0)
-            upper.add(rows, votes[:, k], -1.0)
-            upper.add(rows, votes[:, other], 1.0)
-            inside.append((rows, int(k), int(other)))
-            if isinstance(cover, StumpCover):
-                _range_minima(cover.low[groups], cover.high[groups], lead, least, variables, upper)
-            else:
-                position, cell = cover.members(groups)
-                _at_most(upper, least[position], lead[cell])
-            rows = upper.new(len(points))
-            owned.append((rows, points))
-            # rho - xi <= sum of least + constants
-            upper.add(rows, rho, 1.0)
-            upper.add(rows[:, None], least[place], -1.0)
-            upper.add(rows, constant[k], -1.0)
-            upper.add(rows, constant[other], 1.0)
-            if nu > 0:
-                upper.add(rows, slack[points], -1.0)
-    objective = np.zeros(width)
+        bounds, least = _margins(lp, cover, points, votes[:, [k, other]])
+        inside.append((bounds, k, other))
+        rows = lp.upper.new(len(points))  # rho - xi <= sum of least + constants
+        owned.append((rows, points))
+        lp.upper.add(rows, rho, 1.0)
+        lp.upper.add(rows[:, None], least, -1.0)
+        lp.upper.add(rows, constant[k], -1.0)
+        lp.upper.add(rows, constant[other], 1.0)
+        if nu > 0:
+            lp.upper.add(rows, slack[points], -1.0)
+    objective = np.zeros(lp.width)
     objective[rho] = -1.0
     if nu > 0:
         objective[slack] = weight / nu
-    right = np.zeros(equal.count)
-    right[total] = 1.0
-    low = np.where(np.arange(width) < signed, 0.0, -np.inf)
-    result = linprog(
-        objective,
-        A_ub=upper.matrix(width),
-        b_ub=np.zeros(upper.count),
-        A_eq=equal.matrix(width),
-        b_eq=right,
-        bounds=np.stack([low, np.full(width, np.inf)], axis=1),
-        method="highs-ipm",
-    )
-    if result.status != 0:
-        raise InputError(f"the linear program was not solved ({result.message}): use solver='smooth' or a larger nu")
-    found, constants = np.maximum(result.x[votes], 0.0), np.maximum(result.x[constant], 0.0)
-    played = np.zeros((cover.count, k_all, k_all))
-    for rows, k, other in inside:
-        played[:, k, other] = np.maximum(-result.ineqlin.marginals[rows], 0.0)
-    on_points = np.zeros(n)
+    result = lp.solve(objective, signed=int(rho[0]))
+    mass = np.maximum(-result.ineqlin.marginals, 0.0)
+    played, on_points = np.zeros((cover.count, pairs.classes, pairs.classes)), np.zeros(len(y))
+    for bounds, k, other in inside:
+        played[:, k, other] = mass[bounds]
     for rows, points in owned:
-        on_points[points] += np.maximum(-result.ineqlin.marginals[rows], 0.0)
-    return found, constants, played, on_points
+        on_points[points] += mass[rows]
+    return np.maximum(result.x[votes], 0.0), np.maximum(result.x[constant], 0.0), played, on_points
 
 
-Variables = Callable[..., Ints]
+def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[Ints, Ints]:
+    """Of these points the least of votes_y - votes_y' (the two columns) in each term, (points, terms), after the rows
+    that bound it in each cell."""
+    groups, place = np.unique(cover.group[points], return_inverse=True)
+    least, lead = lp.variables(len(groups)), lp.variables(cover.count)
+    rows = lp.upper.new(cover.count)
+    lp.upper.add(rows, lead, 1.0)
+    lp.upper.add(rows, votes[:, 0], -1.0)
+    lp.upper.add(rows, votes[:, 1], 1.0)
+    if isinstance(cover, StumpCover):
+        _range_minima(lp, cover.low[groups], cover.high[groups], lead, least)
+    else:
+        position, cell = cover.members(groups)
+        lp.at_most(least[position], lead[cell])
+    return rows, least[place.reshape(len(points), -1)]
 
 
-def _at_most(upper: Rows, small: Ints, large: Ints) -> None:
-    rows = upper.new(len(small))
-    upper.add(rows, small, 1.0)
-    upper.add(rows, large, -1.0)
+def _tree_votes(lp: Programme, votes: Ints, leaves: Ints) -> None:
+    """Every leaf of a tree votes with the tree's weight."""
+    mass = lp.variables(len(leaves))
+    lp.equal.add(lp.total, mass, 1.0)
+    rows = lp.equal.new(len(votes))
+    lp.equal.add(rows[:, None], votes, 1.0)
+    lp.equal.add(rows, np.repeat(mass, leaves), -1.0)
 
 
-def _range_minima(low: Ints, high: Ints, lead: Ints, least: Ints, variables: Variables, upper: Rows) -> None:
+def _range_minima(lp: Programme, low: Ints, high: Ints, lead: Ints, least: Ints) -> None:
     """``least`` at most every ``lead`` in its range, by a sparse table of variables: two rows per range instead of one
     per cell."""
     level = np.frexp((high - low + 1).astype(np.float64))[1] - 1
     for k in range(int(level.max()) + 1):
         if k:
             half = 2 ** (k - 1)
-            longer = variables(len(lead) - half)
-            _at_most(upper, longer, lead[:-half])
-            _at_most(upper, longer, lead[half:])
+            longer = lp.variables(len(lead) - half)
+            lp.at_most(longer, lead[:-half])
+            lp.at_most(longer, lead[half:])
             lead = longer
         here = np.flatnonzero(level == k)
-        _at_most(upper, least[here], lead[low[here]])
+        lp.at_most(least[here], lead[low[here]])
         if k:
-            _at_most(upper, least[here], lead[high[here] - 2**k + 1])
+            lp.at_most(least[here], lead[high[here] - 2**k + 1])
 
 
-def _stump_votes(cells: Cells, votes: Ints, variables: Variables, equal: Rows, total: Ints) -> None:
+def _stump_votes(lp: Programme, cells: Cells, votes: Ints) -> None:
     """Votes of cells from the votes left and right of thresholds, which are equally many."""
     inner = np.flatnonzero(~cells.first)  # the cell right of each threshold
-    left, right = variables(len(inner), votes.shape[1]), variables(len(inner), votes.shape[1])
-    equal.add(total, left, 1.0)
-    rows = equal.new(len(inner))
-    equal.add(rows[:, None], left, 1.0)
-    equal.add(rows[:, None], right, -1.0)
-    rows = equal.new(left.size).reshape(left.shape)  # votes step by right - left at a threshold
-    equal.add(rows, votes[inner], 1.0)
-    equal.add(rows, votes[inner - 1], -1.0)
-    equal.add(rows, right, -1.0)
-    equal.add(rows, left, 1.0)
+    left, right = lp.variables(len(inner), votes.shape[1]), lp.variables(len(inner), votes.shape[1])
+    lp.equal.add(lp.total, left, 1.0)
+    rows = lp.equal.new(len(inner))
+    lp.equal.add(rows[:, None], left, 1.0)
+    lp.equal.add(rows[:, None], right, -1.0)
+    rows = lp.equal.new(left.size).reshape(left.shape)  # votes step by right - left at a threshold
+    lp.equal.add(rows, votes[inner], 1.0)
+    lp.equal.add(rows, votes[inner - 1], -1.0)
+    lp.equal.add(rows, right, -1.0)
+    lp.equal.add(rows, left, 1.0)
     leftmost = np.flatnonzero(cells.first)  # where every stump of the column votes left
-    rows = equal.new(len(leftmost) * votes.shape[1]).reshape(len(leftmost), -1)
-    equal.add(rows, votes[leftmost], 1.0)
+    rows = lp.equal.new(len(leftmost) * votes.shape[1]).reshape(len(leftmost), -1)
+    lp.equal.add(rows, votes[leftmost], 1.0)
     column = np.repeat(np.arange(len(leftmost)), np.diff(cells.offset) - 1)
-    equal.add(rows[column], left, -1.0)
+    lp.equal.add(rows[column], left, -1.0)
