@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost.adaptive import adaptive
-from mrboost.attacks import APGD, FGSM, PGD, FromClean, Square
+from mrboost.attacks import APGD, FGSM, PGD, FromClean, Square, Transfer
 from mrboost.doubts import contradictions
+from mrboost.ensemble import members_of
 from mrboost.losses import margin
 from mrboost.measured import UnfinishedError
 
@@ -24,14 +25,46 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     mixture = mrboost.Mixture([model, undefended], [0.5, 0.5])
     attacks = adaptive(mixture, 0.1)
     assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
-    assert {"square on member 1", "square on member 2"} <= set(attacks)
+    assert {f"{search} on member {k}" for search in ("apgd-t", "square") for k in (1, 2)} <= set(attacks)
     result = mrboost.evaluate(mixture, x, y, attacks)
     assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)
     assert adaptive(mixture, 0.0) == {}
     behind = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), pair))
-    members = adaptive(behind, 0.1)
-    assert list(members) == ["autoattack", "apgd-mce", "member 1", "member 2"]
-    assert torch.equal(members["member 2"](behind, x, y), adaptive(pair, 0.1)["member 2"](pair, x, y))
+    wanted = adaptive(pair, 0.1)["member 2"](pair, x, y)
+    for wrapped in (behind, nn.Sequential(pair, nn.Identity()), Wrapper(pair)):
+        members = adaptive(wrapped, 0.1)
+        assert list(members) == ["autoattack", "apgd-mce", "member 1", "member 2"]
+        assert torch.equal(members["member 2"](wrapped, x, y), wanted)
+
+
+class Wrapper(nn.Module):
+    """Inverts images, and inverts them back, around a classifier."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(1 - (1 - x))
+
+
+def test_members_of_members_count_with_the_products_of_their_weights(model, undefended, batch) -> None:
+    inner = mrboost.Ensemble([model[0], undefended], [0.25, 0.75])
+    found = members_of(Wrapper(mrboost.Ensemble([inner, model[0]], [0.4, 0.6])))
+    assert [weight for _, weight in found] == pytest.approx([0.1, 0.3, 0.6])
+    x = batch[0][:4]
+    for (member, _), network in zip(found, (model[0], undefended, model[0]), strict=True):
+        assert torch.equal(member(x), network(1 - (1 - x)))
+    assert members_of(undefended) == members_of(lambda x: x) == []
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_of_a_mixtures_own_members_are_its_own(own: bool, model, undefended, batch) -> None:
+    """That one of them breaks what a weak attack leaves is no sign of masked gradients; of another model it is."""
+    mixture = mrboost.Mixture([model[0], undefended])
+    attacks = {"weak": PGD(0.15, steps=1, step_size=1e-6), "member": Transfer(PGD(0.15), undefended, own=own)}
+    doubts = mrboost.evaluate(mixture, *batch, attacks).doubts
+    assert ("black-box" in [doubt.check for doubt in doubts]) == (not own)
 
 
 def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(model, undefended, batch) -> None:

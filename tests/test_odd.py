@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from shutil import which
 from types import SimpleNamespace
 from typing import Any
 
@@ -318,6 +320,8 @@ def test_there_is_no_worst_case_over_different_balls(model, batch, small_autoatt
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
     assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
+    with pytest.raises(InputError, match="there is no 'autoattack-plus': evaluate that too"):
+        robustbench_summary(result, name="n", dataset="d", architecture="a", attack="autoattack-plus")
     two = {name: lambda model, x, y: x for name in ("mine", "yours")}
     with pytest.raises(InputError, match=r"that do not say theirs \(eps and norm\)"):
         _ = mrboost.evaluate(model, *batch, two, check=False).worst
@@ -339,6 +343,32 @@ def test_frozen_scripts_are_attacked(wrap, undefended, batch) -> None:
     found = mrboost.evaluate(wrap(frozen), *batch, ["pgd-3", "apgd-ce"], eps=0.1)
     expected = mrboost.evaluate(undefended, *batch, ["pgd-3", "apgd-ce"], eps=0.1)
     assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
+
+
+@pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch warns itself while it compiles
+def test_compiled_models_are_attacked_like_others(batch) -> None:
+    """Their passes can be gone back through only once."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    x, y = batch[0][:12], network(batch[0][:12]).argmax(dim=1)
+    compiled = torch.compile(network, dynamic=True)
+    attacks = {"pgd": PGD(0.1, steps=3), "fab": FAB(0.1, steps=3), "apgd-t": APGD(0.1, steps=3, targets=2)}
+    found, wanted = (mrboost.evaluate(one, x, y, attacks) for one in (compiled, network))
+    assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
+    assert found["fab"].accuracy < 1
+    arc = ARC(0.1, steps=2)
+    assert arc(Mixture([compiled, network]), x, y) == pytest.approx(arc(Mixture([network, network]), x, y), abs=1e-5)
+
+
+def test_images_without_channels_are_refused_by_a_convolution_and_taken_by_others(model, batch) -> None:
+    """Torch would take a single one for an image without a batch."""
+    x, y = batch[0][:12, 0], batch[1][:12]
+    for attack in ("fgsm", "apgd-ce"):
+        with pytest.raises(InputError, match=r"the model does not take images of shape \(N, 8, 8\)"):
+            mrboost.evaluate(model, x, y, attack)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    assert mrboost.evaluate(flat, x, y, ["fgsm", "apgd-ce"], check=False).n == 12
 
 
 class InPlace(nn.Module):

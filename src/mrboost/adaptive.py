@@ -17,10 +17,10 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
 
     Any model gets AutoAttack and APGD with the margin cross-entropy, the loss that it may have been trained with. An
     ensemble is attacked through its mean logits, and with what fools its members one by one: by PGD, since a search
-    stops at a member's first mistake, which fools the others less. What stands before an ensemble (in a ``Sequential``)
-    stands before each member. A randomised classifier is attacked through its expected probabilities, with both losses,
-    through its mean logits and members, by ARC on the expected mistakes themselves, and by squares that fool a member
-    without its gradients. In a ball of radius 0 there is nothing to attack.
+    stops at a member's first mistake, which fools the others less. What is around an ensemble is around each member. A
+    randomised classifier is attacked through its expected probabilities, with both losses, through its mean logits and
+    members, by ARC on the expected mistakes themselves, and by searches for one member's mistakes, with its gradients
+    and by squares without them. In a ball of radius 0 there is nothing to attack.
     """
     if eps == 0:
         return {}
@@ -28,13 +28,16 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
         strong = PGD(eps, norm, steps=100, restarts=2)
         found: dict[str, Attack] = attacks_on(model, strong)
         found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2), "arc": ARC(eps, norm)}
-        found |= _on_members(model, PGD(eps, norm, steps=100), first=2)
-        return found | {f"square on {label}": one for label, one in _on_members(model, Square(eps, norm)).items()}
+        found |= dict(list(_on_members(model, PGD(eps, norm, steps=100)).items())[1:])  # "first member" is there
+        for search in (APGD(eps, norm, targets=9), Square(eps, norm)):
+            found |= {f"{search.name} on {label}": one for label, one in _on_members(model, search).items()}
+        return found
     found = {"autoattack": AutoAttack(eps, norm), "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy)}
     members = _on_members(model, PGD(eps, norm, steps=100))
     return found | (members if len(members) > 1 else {})
 
 
-def _on_members(model: Classifier, attack: Attack, first: int = 1) -> dict[str, Attack]:
-    numbered = enumerate(members_of(model), start=1)
-    return {f"member {number}": Transfer(attack, member) for number, (member, _) in numbered if number >= first}
+def _on_members(model: Classifier, attack: Attack) -> dict[str, Attack]:
+    """A Mixture is its members; that one of an ensemble's leads where its own gradients do not is a reason to doubt."""
+    own, numbered = isinstance(model, Mixture), enumerate(members_of(model), start=1)
+    return {f"member {number}": Transfer(attack, member, own) for number, (member, _) in numbered}

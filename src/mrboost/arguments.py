@@ -68,7 +68,7 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
     parser = _Parser(
         prog="mrboost",
         description="Train classifiers that withstand adversarial inputs, measure how well they do, and report it.",
-        epilog="A first try, two minutes on a laptop: mrboost train at-mce --data digits, then evaluate and report "
+        epilog="A first try, a minute on a laptop: mrboost train at-mce --data digits, then evaluate and report "
         "the folder that it names.",
     )
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")

@@ -22,7 +22,7 @@ from .losses import margin
 from .meter import Meter
 from .parts import Parts, digest
 from .probing import probe
-from .seeds import global_stream
+from .seeds import global_stream, random_state, set_random_state
 from .storage import State
 from .threat import wide
 
@@ -119,13 +119,15 @@ class Chunk:
                 return 0
             clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
             points.restore(earlier)
+            set_random_state(earlier, self.device)
             return clock.stage
 
         def hear(points: Points, stage: int) -> None:
             if clock.stage < stage < len(searches):
                 tell.say(f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of {len(self.x)} stand")
             if clock.tick(stage):
-                place.put(points.saved() | {"seconds": clock.seconds, "stage": torch.tensor(stage)}, "-unfinished")
+                known = {"seconds": clock.seconds, "stage": torch.tensor(stage)} | random_state(self.device)
+                place.put(points.saved() | known, "-unfinished")
 
         try:
             run(

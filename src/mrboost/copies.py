@@ -42,8 +42,9 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         return model
     sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
     rows = torch.arange(max(size, len(sample)), device=x.device) % len(sample)
-    if _draws(model, sample):
-        return model
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        if _draws(model, sample):
+            return model
     wanted = _answer(model, sample)
     for passes in (
         ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())

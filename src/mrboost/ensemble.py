@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import reduce
 from operator import add
 from typing import Self
@@ -86,14 +87,15 @@ class Mixture(_Members):
     def check_outermost(cls, model: Callable[[Tensor], Tensor], x: Tensor) -> None:
         """Refuse a Mixture inside another module, or one that a function asks about images: nobody would see that its
         answers are drawn."""
-        if isinstance(model, cls):
-            return
-        inside = [part for network in networks(model) for part in network.modules() if isinstance(part, cls)]
+        parts = (part for network in networks(model) for part in network.modules() if part is not model)
+        inside = [part for part in parts if isinstance(part, cls)]
         if inside and (isinstance(model, nn.Module) or any(_asks(model, part, x) for part in inside)):
             where = type(model).__name__ if isinstance(model, nn.Module) else "a function"
+            remedy = "put what is around it into each member, Mixture([Sequential(..., member), ...])"
+            if isinstance(model, cls):
+                remedy = "give all members to one Mixture, with the products of their weights"
             raise InputError(
-                f"a Mixture inside {where} would be judged by its mean probabilities, and it draws a member: put what "
-                "is around it into each member, Mixture([Sequential(..., member), ...])"
+                f"a Mixture inside {where} would be judged by its mean probabilities, and it draws a member: {remedy}"
             )
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
@@ -116,8 +118,18 @@ def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -
 
 
 def members_of(model: object) -> list[tuple[nn.Module, float]]:
-    """The members of an ensemble and their weights; what stands before it, in a ``Sequential``, before each of them."""
-    if isinstance(model, nn.Sequential) and len(model) > 0:
-        *before, last = model
-        return [(nn.Sequential(*before, member), weight) for member, weight in members_of(last)]
-    return list(zip(model, model.weights.tolist(), strict=True)) if isinstance(model, _Members) else []
+    """The members of an ensemble and their weights; what is around the ensemble is around each of them.
+
+    Members that are ensembles themselves are taken apart too.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    outer = next((part for part in parts if isinstance(part, _Members)), None)
+    found = []
+    for member, weight in zip(outer, outer.weights.tolist(), strict=True) if outer is not None else ():
+        try:
+            alone = deepcopy(model, {id(outer): member})  # the member itself takes the ensemble's place
+        except (TypeError, RuntimeError):  # what is around it cannot be copied
+            alone = member
+        assert isinstance(alone, nn.Module)
+        found += [(part, weight * share) for part, share in members_of(alone) or [(alone, 1.0)]]
+    return found

@@ -27,6 +27,7 @@ from .measured import Measured
 from .meter import Meter
 from .outcomes import Evaluation
 from .parts import Parts, digest
+from .seeds import derive, global_stream
 from .storage import State
 from .threat import radius
 
@@ -99,6 +100,7 @@ def measure(
     parts = Parts(None if keep is None else Path(keep), resume=resume)
     book, doubts = _Book(attacks, file), list[Doubt]()
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
+    seed = torch.initial_seed()
     with torch.inference_mode(False), keep_random_state(device), Meter(progress) as meter:
         for number, (images, targets) in enumerate(chunks(x, y)):
             chunk = Chunk(model, images, targets, book.images, batch_size)
@@ -118,7 +120,8 @@ def measure(
                 of = "" if keep is None else digest(chunk_is, one)
                 place = Place(parts, f"{number}-{list(book.found).index(label)}", of)
                 try:
-                    book.add(label, chunk.found(one, meter, place, images=file is not None))
+                    with global_stream(derive(seed, number, label), device):  # whatever was done before
+                        book.add(label, chunk.found(one, meter, place, images=file is not None))
                 except InputError as error:
                     meter.say(f"{label} failed")
                     book.stop(label, error)

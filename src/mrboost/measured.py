@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .attacks import APGD, FAB, PGD, Attack, AutoAttack, Square, Transfer
+from .attacks import APGD, FAB, PGD, Attack, AutoAttack
 from .attacks.autoattack import UP_TO
 from .attacks.base import ball_of
 from .chunk import first_stages
@@ -123,8 +123,8 @@ class Measured:
                 stages.append(Stage(search.name, stand.mean().item(), interval, seconds[number - 1].item()))
         return Outcome.of(
             name, known["correct"], known["margin"], self.labels, seconds.sum().item(), stages=tuple(stages),
-            broken_by=tuple(known["stage"].tolist()) if stages else (), black_box=isinstance(attack, Square | Transfer),
-            eps=eps, norm=norm,
+            broken_by=tuple(known["stage"].tolist()) if stages else (),
+            black_box=bool(getattr(attack, "black_box", False)), eps=eps, norm=norm,
         )  # fmt: skip
 
 

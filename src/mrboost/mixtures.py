@@ -16,4 +16,5 @@ ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
 def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
     """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on the mean probabilities."""
     logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
-    return dict(zip(ON_MIXTURES, (Transfer(attack, mixture[0]), Transfer(attack, logits), attack), strict=True))
+    on_parts = (Transfer(attack, part, own=True) for part in (mixture[0], logits))
+    return dict(zip(ON_MIXTURES, (*on_parts, attack), strict=True))

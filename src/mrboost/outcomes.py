@@ -229,6 +229,8 @@ def robustbench_summary(
     ``attack`` is the label of AutoAttack in the evaluation, where it has another. ``facts`` are added as they are:
     link, authors, venue, additional_data and whatever else the card asks for.
     """
+    if attack not in [outcome.attack for outcome in evaluation.outcomes]:
+        raise InputError(f"the card's figure is that of AutoAttack, and there is no {attack!r}: evaluate that too")
     ran = tuple(stage.attack for stage in evaluation[attack].stages)
     whole = [tuple(part.name for part in make(8 / 255, "Linf")) for make in VERSIONS.values()]
     if ran not in whole and evaluation.eps != 0:

@@ -28,6 +28,7 @@ from .outcomes import Evaluation, attack_of, same_images, worst_of
 from .parts import digest
 from .runs import Run, load
 from .seeds import derive
+from .threat import ball
 from .weights import learn_weights
 
 Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
@@ -85,6 +86,7 @@ def load_model(run: Run, which: str, device: str | torch.device, rounds: int | N
 def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
     """What was asked for, or else that of the training."""
     norm = run.config["norm"] if norm is None else norm
+    ball(norm, run.config["eps"])  # refuses an unknown norm
     if eps is None and norm != run.config["norm"]:
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
     return run.config["eps"] if eps is None else eps, norm

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,20 @@ def global_stream(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's global generators are."""
+    there = {"random.cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"random.cpu": torch.get_rng_state(), **there}
+
+
+def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """As far as ``state`` is of this kind of device."""
+    if "random.cpu" in state:
+        torch.set_rng_state(state["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in state:
+        torch.cuda.set_rng_state(state["random.cuda"], device)
 
 
 class ImageStreams:

@@ -149,12 +149,17 @@ class APGD(Aimed):
         return loss(logits, state["y"], other=state["target"], reduction="none")  # type: ignore[call-arg]
 
 
-def input_gradient(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
-    """The gradient in the images; zero where it is no number, so that a search goes on from where it can.
+def input_gradient(value: Tensor, x: Tensor) -> Tensor:
+    """The gradient in the images, ``usable``."""
+    return usable(gradient_in(value, x), x)
+
+
+def usable(gradient: Tensor, x: Tensor) -> Tensor:
+    """Zero where it is no number, so that a search goes on from where it can.
 
     Laid out in memory as the images are, whatever the network does inside: what follows is faster for it.
     """
-    return torch.nan_to_num(gradient_in(value, x, keep=keep), 0.0, 0.0, 0.0, out=torch.empty_like(x))
+    return torch.nan_to_num(gradient, 0.0, 0.0, 0.0, out=torch.empty_like(x))
 
 
 @lru_cache

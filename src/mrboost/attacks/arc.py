@@ -25,7 +25,7 @@ from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, columns, keep_random_state
 
 _BEYOND = 0.05
 """How far to step behind a face, in units of eps."""
@@ -102,17 +102,16 @@ def _towards_boundary(member: Classifier, centre: Tensor, move: Tensor, threat: 
 
 def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor, Tensor]:
     """Where the linearised member stops giving its label: distance, direction of unit length, normal of unit slope."""
-    x = x.detach().requires_grad_(True)
-    with torch.enable_grad():
-        logits = member(x.clone())
-        top, label = logits.max(dim=1)
-        gaps = top[:, None] - logits
-        sums = gaps.sum(dim=0).unbind()
-    gaps = gaps.detach()
+
+    def gaps_of(images: Tensor) -> Tensor:
+        logits = member(images)
+        return logits.amax(dim=1, keepdim=True) - logits
+
+    gaps, gradients = columns(gaps_of, x)
+    label = gaps.argmin(dim=1)
     nearest = torch.full_like(gaps[:, 0], torch.inf)
     direction, normal = torch.zeros_like(x), torch.zeros_like(x)
-    for k, total in enumerate(sums):
-        found = torch.autograd.grad(total, x, retain_graph=True, allow_unused=True)[0] if total.requires_grad else None
+    for k, found in enumerate(gradients):
         gradient = torch.zeros_like(x) if found is None else found  # a member that detaches has no face in sight
         towards = threat.step(-gradient, 1.0)
         slope = -(gradient * towards).flatten(1).sum(dim=1)  # the dual norm of the gradient

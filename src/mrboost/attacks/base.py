@@ -135,9 +135,12 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses an output that is not logits ``(N, K)``, and labels beyond K."""
     if not callable(model) or isinstance(model, type):
         raise InputError(f"a model is an nn.Module or a function, got {model!r}: mrboost.load(folder) loads a run's")
+    n = 1
     try:
         with torch.no_grad():
             logits = model(x[:1].clone())  # a model may work in place
+            if x.ndim == 3:  # a convolution takes one image without channels for one image without a batch
+                n, logits = 2, model(torch.cat([x[:1], x[:1]]))
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in str(error):
             raise
@@ -159,10 +162,10 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         raise InputError(
             f"the model does not take images of {x.dtype}: convert them to its own type, x.to({dtype})"
         ) from error
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 1 or logits.shape[1] < 2:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
-        raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = 1 it gave {got}{remedy}")
+        raise InputError(f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave {got}{remedy}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
     low, high = y.min().item(), y.max().item()
@@ -206,12 +209,41 @@ def check_loss(loss: Loss, *, aimed: bool = False) -> None:
         ) from None
 
 
-def gradient_in(value: Tensor, x: Tensor, *, keep: bool = False) -> Tensor:
+def gradient_in(value: Tensor, x: Tensor) -> Tensor:
     """The gradient of a sum of losses in the images."""
-    found = torch.autograd.grad(value, x, retain_graph=keep, allow_unused=True)[0] if value.requires_grad else None
-    if found is None:
+    return there(torch.autograd.grad(value, x, allow_unused=True)[0] if value.requires_grad else None)
+
+
+def there(gradient: Tensor | None) -> Tensor:
+    """Refuse a model that has no gradients."""
+    if gradient is None:
         raise InputError(
             "the model's logits have no gradient in its input: it detaches or rounds on the way. "
             "Use square, which needs none"
         )
-    return found
+    return gradient
+
+
+def columns(function: Classifier, x: Tensor) -> tuple[Tensor, Iterator[Tensor | None]]:
+    """A function of images, ``(N, K)``, and one by one the gradients of its columns; None where there is none.
+
+    They share one pass, unless the model is compiled: then its pass can be gone back through only once.
+    """
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        values = function(x.clone())
+        sums = values.sum(dim=0).unbind()
+
+    def gradient(k: int) -> Tensor | None:
+        if not sums[k].requires_grad:
+            return None
+        try:
+            return torch.autograd.grad(sums[k], x, retain_graph=True, allow_unused=True)[0]
+        except RuntimeError as error:
+            if "donated buffers" not in str(error):
+                raise
+        with torch.enable_grad():
+            again = function(x.clone())[:, k].sum()
+        return torch.autograd.grad(again, x, allow_unused=True)[0]
+
+    return values.detach(), map(gradient, range(len(sums)))

@@ -25,8 +25,8 @@ from mrboost.errors import InputError
 from mrboost.losses import is_label
 from mrboost.threat import wide
 
-from .apgd import input_gradient
-from .base import Classifier
+from .apgd import input_gradient, usable
+from .base import Classifier, columns, there
 from .points import State, mistaken
 from .search import Aimed
 
@@ -84,22 +84,22 @@ class FAB(Aimed):
 
     def _boundary(self, model: Classifier, state: State) -> tuple[Tensor, Tensor]:
         """A false label's logit minus the true one's, and its gradient in the images."""
-        adv = state["adv"].detach().requires_grad_(True)
-        with torch.enable_grad():
-            logits = model(adv.clone()).to(adv.dtype)
-            gaps = logits - logits.gather(1, state["y"][:, None])
-            if self.targets:
-                gap = gaps.gather(1, state["target"][:, None]).squeeze(1)
+        adv, y = state["adv"].detach().requires_grad_(True), state["y"]
+
+        def gaps_of(images: Tensor) -> Tensor:
+            logits = model(images).to(adv.dtype)
+            return logits - logits.gather(1, y[:, None])
+
+        if self.targets:
+            with torch.enable_grad():
+                gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
                 return gap.detach(), input_gradient(gap.sum(), adv)
-            columns = [input_gradient(gaps[:, k].sum(), adv, keep=True) for k in range(gaps.shape[1])]
-        slopes = torch.stack(columns, dim=1)
+        gaps, gradients = columns(gaps_of, adv)
+        slopes = torch.stack([usable(there(gradient), adv) for gradient in gradients], dim=1)
         flat = slopes.flatten(2)
         dual = flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
-        distance = (gaps.detach().abs() / (dual + 1e-12)).masked_fill(is_label(gaps, state["y"]), torch.inf)
-        label = distance.argmin(dim=1)
-        return gaps.detach().gather(1, label[:, None]).squeeze(1), slopes[
-            torch.arange(len(adv), device=adv.device), label
-        ]
+        label = (gaps.abs() / (dual + 1e-12)).masked_fill(is_label(gaps, y), torch.inf).argmin(dim=1)
+        return gaps.gather(1, label[:, None]).squeeze(1), slopes[torch.arange(len(y), device=y.device), label]
 
 
 def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:

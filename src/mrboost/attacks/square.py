@@ -51,6 +51,7 @@ class Square(Search):
     abreast: int = field(default=1280, kw_only=True)
 
     strides = (5, 25)
+    black_box = True
 
     @property
     def name(self) -> str:

@@ -13,10 +13,19 @@ from mrboost.errors import InputError, NanLogitsError
 
 @dataclass(frozen=True)
 class Transfer:
-    """Adversarial examples made on ``source``, whichever model they are then shown to."""
+    """Adversarial examples made on ``source``, whichever model they are then shown to.
+
+    ``own`` says that the source is a part of that model, so that it is attacked with gradients of its own.
+    """
 
     attack: Attack
     source: Classifier
+    own: bool = False
+
+    @property
+    def black_box(self) -> bool:
+        """Whether the model's gradients are not used."""
+        return not self.own or bool(getattr(self.attack, "black_box", False))
 
     @property
     def eps(self) -> float:

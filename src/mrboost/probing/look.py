@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier
-from mrboost.losses import cross_entropy, margin
+from mrboost.losses import Loss, cross_entropy, margin
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,19 @@ class Look:
 
 
 def look_at(model: Classifier, x: Tensor, y: Tensor) -> Look:
-    leaf = x.clone().requires_grad_(True)
+    (logits, slope), (_, ce_slope) = (_slope(model, x, y, loss) for loss in (margin, cross_entropy))
+    return Look(x, y, logits, slope, ce_slope)
+
+
+def _slope(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Logits and the largest slope of the loss. A pass each: one of a compiled model can be gone back through once."""
+    leaf, gradient = x.clone().requires_grad_(True), None
     with torch.enable_grad():
         logits = model(leaf.clone())  # a model may work in place
-        slopes = [_slope(loss(logits, y, reduction="none"), leaf) for loss in (margin, cross_entropy)]
-    return Look(x, y, logits.detach(), *slopes)
-
-
-def _slope(values: Tensor, leaf: Tensor) -> Tensor:
-    gradient = None
+        values = loss(logits, y, reduction="none")
     if values.requires_grad:
-        (gradient,) = torch.autograd.grad(values.sum(), leaf, retain_graph=True, allow_unused=True)
-    return leaf.new_zeros(len(leaf)) if gradient is None else gradient.flatten(1).abs().amax(dim=1)
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    return logits.detach(), x.new_zeros(len(x)) if gradient is None else gradient.flatten(1).abs().amax(dim=1)
 
 
 def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
