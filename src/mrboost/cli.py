@@ -154,8 +154,8 @@ def _evaluate(options: argparse.Namespace) -> None:
             curves.append({"weights": which, "members": rounds, "points": points})
         if not options.json and is_first_process():
             members = run.rounds_done()
-            of = f" of the first {rounds} of {members} members" if members > 1 else ""
-            print(f"{options.target}, {which} weights{of}: {result}")
+            of = f" of {members} members" if rounds == members else f" of the first {rounds} of {members} members"
+            print(f"{options.target}, {which} weights{of if members > 1 else ''}: {result}")
             if len(options.eps) > 1 and eps == options.eps[-1]:
                 print("\n" + curve_table(points))
     leave()

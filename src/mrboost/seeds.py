@@ -30,7 +30,10 @@ def _digest(content: bytes) -> int:
 def global_stream(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators (initialisation, dropout) within, and put them back after."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not put back
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 
