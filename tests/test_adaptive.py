@@ -31,7 +31,7 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     assert adaptive(mixture, 0.0) == {}
     behind = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), pair))
     wanted = adaptive(pair, 0.1)["member 2"](pair, x, y)
-    for wrapped in (behind, nn.Sequential(pair, nn.Identity()), Wrapper(pair)):
+    for wrapped in (behind, nn.Sequential(pair, nn.Identity()), Wrapper(pair), Vote(pair)):
         members = adaptive(wrapped, 0.1)
         assert list(members) == ["autoattack", "apgd-mce", "member 1", "member 2"]
         assert torch.equal(members["member 2"](wrapped, x, y), wanted)
@@ -48,13 +48,28 @@ class Wrapper(nn.Module):
         return self.classifier(1 - (1 - x))
 
 
+class Vote(Wrapper):
+    """Asks the members itself, and knows how many there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.classifier[0](x) + self.classifier[1](x)) / len(self.classifier)
+
+
+def test_a_mixture_of_ensembles_is_attacked_through_what_it_draws(model, undefended) -> None:
+    drawn = [mrboost.Ensemble([model[0], undefended]), mrboost.Ensemble([undefended])]
+    attacks = adaptive(mrboost.Mixture(drawn), 0.1)
+    for k in (0, 1):
+        assert attacks[f"apgd-t on member {k + 1}"].source is drawn[k]
+    assert attacks["member 2"].source is drawn[1]
+
+
 def test_members_of_members_count_with_the_products_of_their_weights(model, undefended, batch) -> None:
     inner = mrboost.Ensemble([model[0], undefended], [0.25, 0.75])
     found = members_of(Wrapper(mrboost.Ensemble([inner, model[0]], [0.4, 0.6])))
     assert [weight for _, weight in found] == pytest.approx([0.1, 0.3, 0.6])
     x = batch[0][:4]
     for (member, _), network in zip(found, (model[0], undefended, model[0]), strict=True):
-        assert torch.equal(member(x), network(1 - (1 - x)))
+        assert torch.allclose(member(x), network(1 - (1 - x)), atol=1e-5)
     assert members_of(undefended) == members_of(lambda x: x) == []
 
 

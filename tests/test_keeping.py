@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,9 +90,9 @@ def test_examples_wait_in_memory_where_the_disk_is_full(tmp_path, monkeypatch) -
     assert torch.equal(examples.Examples(tmp_path / "x.npz").away(*parts), parts.flatten(0, 1))
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(("noise", "lanes"), [(0.0, None), (0.1, None), (0.1, 8)])
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(
-    noise: float, model, digits, small_autoattack, tmp_path, monkeypatch
+    noise: float, lanes: int | None, model, digits, small_autoattack, tmp_path, monkeypatch
 ) -> None:
     """Stopped at every possible look at the lanes, and between chunks and attacks; also of a model that draws."""
     split = digits.test[:45]
@@ -111,16 +112,17 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     def wrapped(images: Tensor) -> Tensor:
         return interrupted(images)
 
-    expected = mrboost.evaluate(wrapped, split, None, attacks, check=False)
-    Count.calls, Count.most, attempts = 0, 70, 0
-    while attempts < 30:
+    how: Any = {"check": False, "batch_size": lanes}
+    expected = mrboost.evaluate(wrapped, split, None, attacks, **how)
+    Count.calls, Count.most, attempts = 0, 30, 0
+    while attempts < 200:
         attempts += 1
         try:
-            result = mrboost.evaluate(wrapped, split, None, attacks, check=False, keep=tmp_path / "parts", resume=True)
+            result = mrboost.evaluate(wrapped, split, None, attacks, **how, keep=tmp_path / "parts", resume=True)
         except KeyboardInterrupt:
             continue
         break
-    assert attempts in range(3, 30)
+    assert attempts in range(3, 200)
     for name in ("clean", "pgd", "aa"):
         assert result[name].correct == expected[name].correct
         assert result[name].margin == pytest.approx(expected[name].margin, abs=1e-3)

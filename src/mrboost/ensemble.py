@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import deepcopy
+from copy import copy
 from functools import reduce
 from operator import add
 from typing import Self
@@ -120,16 +120,44 @@ def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -
 def members_of(model: object) -> list[tuple[nn.Module, float]]:
     """The members of an ensemble and their weights; what is around the ensemble is around each of them.
 
-    Members that are ensembles themselves are taken apart too.
+    Members of an ``Ensemble`` that are ensembles themselves are taken apart. All layers are shared with the model.
     """
+    if isinstance(model, _Members):
+        return list(_taken_apart(model))
+    if type(model) is nn.Sequential:
+        layers = list(model)
+        for i, part in enumerate(layers):
+            if found := members_of(part):
+                return [(nn.Sequential(*layers[:i], member, *layers[i + 1 :]), weight) for member, weight in found]
     parts = model.modules() if isinstance(model, nn.Module) else ()
     outer = next((part for part in parts if isinstance(part, _Members)), None)
+    if outer is None:
+        return []
+    assert isinstance(model, nn.Module)
     found = []
-    for member, weight in zip(outer, outer.weights.tolist(), strict=True) if outer is not None else ():
-        try:
-            alone = deepcopy(model, {id(outer): member})  # the member itself takes the ensemble's place
-        except (TypeError, RuntimeError):  # what is around it cannot be copied
-            alone = member
-        assert isinstance(alone, nn.Module)
-        found += [(part, weight * share) for part, share in members_of(alone) or [(alone, 1.0)]]
+    for member, weight in _taken_apart(outer):
+        # As many of one as there were of all: what is around them may count them.
+        alone = type(outer)([member] * len(outer), outer.weights.tolist()).to(outer.weights.device)
+        found.append((_with(model, outer, alone), weight))
     return found
+
+
+def _taken_apart(ensemble: _Members) -> Iterator[tuple[nn.Module, float]]:
+    for member, weight in zip(ensemble, ensemble.weights.tolist(), strict=True):
+        if isinstance(ensemble, Ensemble) and isinstance(member, Ensemble):
+            yield from ((part, weight * share) for part, share in _taken_apart(member))
+        else:
+            yield member, weight
+
+
+def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """A module with another part in the place of one; what is not on the way to that is shared."""
+    if module is old:
+        return new
+    if not any(part is old for part in module.modules()):
+        return module
+    twin = copy(module)
+    twin.__dict__["_modules"] = {
+        name: child if child is None else _with(child, old, new) for name, child in module._modules.items()
+    }
+    return twin

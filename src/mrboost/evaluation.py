@@ -100,7 +100,6 @@ def measure(
     parts = Parts(None if keep is None else Path(keep), resume=resume)
     book, doubts = _Book(attacks, file), list[Doubt]()
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    seed = torch.initial_seed()
     with torch.inference_mode(False), keep_random_state(device), Meter(progress) as meter:
         for number, (images, targets) in enumerate(chunks(x, y)):
             chunk = Chunk(model, images, targets, book.images, batch_size)
@@ -120,7 +119,8 @@ def measure(
                 of = "" if keep is None else digest(chunk_is, one)
                 place = Place(parts, f"{number}-{list(book.found).index(label)}", of)
                 try:
-                    with global_stream(derive(seed, number, label), device):  # whatever was done before
+                    # The model's own draws, if it makes any, do not depend on what was done before.
+                    with global_stream(derive(getattr(one, "seed", None) or 0, number, label), device):
                         book.add(label, chunk.found(one, meter, place, images=file is not None))
                 except InputError as error:
                     meter.say(f"{label} failed")

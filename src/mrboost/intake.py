@@ -32,8 +32,8 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         size = max(1, CHUNK // max(1, x[:1].size))
         parts = (slice(i, i + size) for i in range(0, len(x), size))
         pairs = (as_tensors(x[part], y[part]) for part in parts)  # type: ignore[index]
-    elif y is not None and isinstance(x, DataLoader | Dataset):
-        raise InputError(f"a {type(x).__name__} gives labels of its own: leave out y")
+    elif y is not None and isinstance(x, DataLoader):
+        raise InputError("a DataLoader gives labels of its own: leave out y")
     elif y is None:
         pairs = _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
     elif x is None:

@@ -39,6 +39,8 @@ class Points:
     """The number that messages give to the first image."""
     lanes: State = field(default_factory=dict)
     """The state of the search under way, and as ``owner`` and ``job`` what runs in each lane."""
+    most: int = 0
+    """How many lanes the search under way fills; 0 before it has begun."""
 
     @classmethod
     def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
@@ -84,11 +86,14 @@ class Points:
     def saved(self) -> State:
         """What ``restore`` needs to go on."""
         known = {name: getattr(self, name) for name in ("adv", "margin", "broken_by", "done")}
+        known["most"] = torch.tensor(self.most)
         return known | {f"lanes.{name}": value for name, value in self.lanes.items()}
 
     def restore(self, saved: State) -> None:
         for name, tensor in saved.items():
-            if name.startswith("lanes."):
+            if name == "most":
+                self.most = int(tensor)
+            elif name.startswith("lanes."):
                 self.lanes[name.removeprefix("lanes.")] = tensor
             elif hasattr(self, name):
                 setattr(self, name, tensor.to(getattr(self, name).device))

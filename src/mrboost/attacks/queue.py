@@ -65,7 +65,7 @@ def run(
                 work(evaluations + broken * after)
 
             drain(searches[number], model, engine, points, number + 1, lanes, hear, count)
-            points.done = points.done[:, :0]
+            points.done, points.most = points.done[:, :0], 0
             tell(points, number + 1)
     return points
 
@@ -151,7 +151,9 @@ def drain(
     count(each * int(points.done[points.alive].sum()) + at.standing(points, at.spent), 0)
     waiting = int((~points.done[points.alive]).sum())
     most = lanes or engine.lanes
-    most = -(-waiting // max(1, -(-waiting // most)))  # as many rounds as needed, equally full
+    # As many rounds as needed, equally full; after an interruption as before it: a model that draws gives each lane
+    # its own draws.
+    most = points.most = min(most, points.most or -(-waiting // max(1, -(-waiting // most))))
     breaker = torch.full((len(points.x),), jobs)  # the first job that broke a point
     while at.refill(search, points, most):
         stride, left = search.strides[points.x.is_cuda], each - int(at.spent.min())
