@@ -190,6 +190,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--eps", "-1"], "eps must be positive and finite, got -1.0"),
         (["--batch-size", "-1"], "batch_size must be at least 1, and whole, got -1"),
         (["--norm", "L2"], "give --eps for norm 'L2'"),
+        (["--norm", "L1"], "unknown norm 'L1'"),
         (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
         (["--weights", "worst"], "'best' or 'last', got 'worst'"),
         (["--device", "cuda:7"], "device 'cuda:7'"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import mrboost
 from mrboost import InputError, Mixture
@@ -213,7 +213,9 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
         "it gave list of 3: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
-        "labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
+        "Split has labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
+        "DataLoader gives labels of its own": lambda: mrboost.evaluate(model, DataLoader(TensorDataset(x, y)), y),
+        "x must be images, .* got None$": lambda: mrboost.evaluate(model, None, y),  # type: ignore[arg-type]
         "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
         "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
         "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
