@@ -28,7 +28,9 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
         strong = PGD(eps, norm, steps=100, restarts=2)
         found: dict[str, Attack] = attacks_on(model, strong)
         found |= {"mce": PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2), "arc": ARC(eps, norm)}
-        found |= dict(list(_on_members(model, PGD(eps, norm, steps=100)).items())[1:])  # "first member" is there
+        members = _on_members(model, PGD(eps, norm, steps=100))
+        del members["member 1"]  # "first member" is there
+        found |= members
         for search in (APGD(eps, norm, targets=9), Square(eps, norm)):
             found |= {f"{search.name} on {label}": one for label, one in _on_members(model, search).items()}
         return found

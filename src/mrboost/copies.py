@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from .devices import device_of
 from .ensemble import Ensemble, Mixture
 from .fusing import fold_batch_norm, fuse_norm_relu, fuse_relu, fuse_sums, pool_before_relu, thin_inputs
+from .seeds import keep_random_state
 from .threat import wide
 
 Model = Callable[[Tensor], Tensor]
@@ -42,7 +43,7 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         return model
     sample = x[:: max(1, len(x) // _SAMPLE)][:_SAMPLE]
     rows = torch.arange(max(size, len(sample)), device=x.device) % len(sample)
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with keep_random_state(x.device):
         if _draws(model, sample):
             return model
     wanted = _answer(model, sample)

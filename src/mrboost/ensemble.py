@@ -122,6 +122,8 @@ def members_of(model: object) -> list[tuple[nn.Module, float]]:
 
     Members of an ``Ensemble`` that are ensembles themselves are taken apart. All layers are shared with the model.
     """
+    if not isinstance(model, nn.Module):
+        return []
     if isinstance(model, _Members):
         return list(_taken_apart(model))
     if type(model) is nn.Sequential:
@@ -129,11 +131,9 @@ def members_of(model: object) -> list[tuple[nn.Module, float]]:
         for i, part in enumerate(layers):
             if found := members_of(part):
                 return [(nn.Sequential(*layers[:i], member, *layers[i + 1 :]), weight) for member, weight in found]
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    outer = next((part for part in parts if isinstance(part, _Members)), None)
+    outer = next((part for part in model.modules() if isinstance(part, _Members)), None)
     if outer is None:
         return []
-    assert isinstance(model, nn.Module)
     found = []
     for member, weight in _taken_apart(outer):
         # As many of one as there were of all: what is around them may count them.

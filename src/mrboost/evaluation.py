@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .attacks import Attack, AutoAttack, Classifier, named
-from .attacks.base import Untouched, ball_of, keep_random_state
+from .attacks.base import Untouched, ball_of
 from .chunk import Chunk, Place, StageError, first_stages
 from .devices import device_of
 from .doubts import Doubt
@@ -27,7 +27,7 @@ from .measured import Measured
 from .meter import Meter
 from .outcomes import Evaluation
 from .parts import Parts, digest
-from .seeds import derive, global_stream
+from .seeds import derive, global_stream, keep_random_state
 from .storage import State
 from .threat import radius
 

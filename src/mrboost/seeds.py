@@ -27,9 +27,16 @@ def _digest(content: bytes) -> int:
 
 
 @contextmanager
+def keep_random_state(device: torch.device) -> Iterator[None]:
+    """A model that draws random numbers of its own moves the global state within; after it, it is as before."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@contextmanager
 def global_stream(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators (initialisation, dropout) within, and put them back after."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with keep_random_state(device):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not put back
         if device.type == "cuda":
             with torch.cuda.device(device):

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
+from mrboost.seeds import keep_random_state
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, columns, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, columns
 
 _BEYOND = 0.05
 """How far to step behind a face, in units of eps."""

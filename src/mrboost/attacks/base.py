@@ -18,6 +18,7 @@ from mrboost.behind import networks
 from mrboost.devices import dtype_of
 from mrboost.errors import InputError, UnfitError
 from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
+from mrboost.seeds import keep_random_state
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
@@ -97,13 +98,6 @@ def attacked(*models: Classifier) -> Iterator[None]:
                 if parameter.requires_grad:
                     restore.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
-        yield
-
-
-@contextmanager
-def keep_random_state(device: torch.device) -> Iterator[None]:
-    """A model that draws random numbers of its own moves the global state within; after it, it is as before."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, margin
-from mrboost.seeds import ImageStreams, Randomness, random_like
+from mrboost.seeds import ImageStreams, Randomness, keep_random_state, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, check_loss, gradient_in, keep_random_state
+from .base import Classifier, attacked, check_batch, check_logits, check_loss, gradient_in
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""

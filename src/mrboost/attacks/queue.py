@@ -19,9 +19,9 @@ from torch import Tensor
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.fast import Engine
-from mrboost.seeds import derive, hashed
+from mrboost.seeds import derive, hashed, keep_random_state
 
-from .base import LOW_PRECISION, Classifier, Rounded, attacked, check_batch, check_logits, keep_random_state
+from .base import LOW_PRECISION, Classifier, Rounded, attacked, check_batch, check_logits
 from .points import Points, State, judge
 from .search import Search
 
@@ -162,7 +162,7 @@ def drain(
         except torch.OutOfMemoryError:
             if most == 1 or lanes is not None:
                 raise
-            most //= 2
+            most = points.most = most // 2
             search = search.within(most)
             count(-at.standing(points, at.spent), 0)
             at.keep(torch.zeros_like(at.owner, dtype=torch.bool))  # they start again

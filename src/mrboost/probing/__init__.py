@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier, attacked
-from mrboost.attacks.base import check_batch, check_logits, keep_random_state
+from mrboost.attacks.base import check_batch, check_logits
 from mrboost.devices import device_of, dtype_of
 from mrboost.doubts import Doubt
 from mrboost.ensemble import Mixture, members_of
 from mrboost.errors import InputError
 from mrboost.losses import margin
+from mrboost.seeds import keep_random_state
 from mrboost.threat import ball
 
 from . import answers, gradients
