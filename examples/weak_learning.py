@@ -1,4 +1,4 @@
-"""Proposition 1 as a picture: no classifier is robust by itself, yet a mixture of them has a margin everywhere.
+"""Proposition 3 as a picture: no classifier is robust by itself, yet a mixture of them has a margin everywhere.
 
 python examples/weak_learning.py [--out docs/images/weak_learning.svg]
 """

@@ -1,4 +1,4 @@
-"""MRBoost against Algorithm 1 written out, Theorem 3, AdaBoost and AdaBoost.MR."""
+"""MRBoost against Algorithm 1 written out, Theorem 4, AdaBoost and AdaBoost.MR."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ HARD = {
 
 
 @pytest.mark.parametrize("matrix", HARD.values(), ids=HARD)
-def test_theorem_three_for_every_horizon_and_along_the_run(matrix: np.ndarray) -> None:
+def test_theorem_four_for_every_horizon_and_along_the_run(matrix: np.ndarray) -> None:
     payoff = game.Payoff(matrix)
     value, n = game.solve(payoff).value, payoff.points
     for horizon in (*range(1, 30), 100, 1000, 3000):
@@ -112,7 +112,7 @@ def test_the_regret_bound_for_steps_that_are_too_large() -> None:
     assert stalled > 0
 
 
-def test_theorem_three_needs_its_eta_to_be_equal_not_less() -> None:
+def test_theorem_four_needs_its_eta_to_be_equal_not_less() -> None:
     """The theorem says η <= 1/(2√T). For much smaller η, or early in a longer run, the bound is false."""
     slow = game.mrboost(SWITCH, 3000, eta=1e-6)  # less than 1/(2√3000) = 0.009
     assert slow.margin[-1] + game.theorem_bound(2, 3000) < 1 / 7 - 0.4
@@ -121,6 +121,35 @@ def test_theorem_three_needs_its_eta_to_be_equal_not_less() -> None:
     assert eta < 1 / (2 * math.sqrt(300))
     assert early.margin[-1] + game.theorem_bound(2, 300) < 1 / 7 - 0.4
     assert early.margin[-1] + game.regret_bound(2, 300, eta) >= 1 / 7
+
+
+# S = {(0, 1)}, B(ε) = [−1, 1]. Columns are the regions {0}, [0.2, 0.3] and the rest, of mass 0, 0.05 and 0.95 under the
+# uniform P_1; the first classifier is wrong at 0 only, the second on [0.2, 0.3].
+REGIONS = np.array([[-1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
+
+
+@pytest.mark.parametrize("eta", ["theorem", "practical", "anytime", 1.0])
+def test_theorem_four_fails_for_an_infinite_ball(eta: float | str) -> None:
+    """No P_t with a density sees {0}, so the first classifier, right almost everywhere, is played for ever."""
+    assert game.solve(REGIONS).value == pytest.approx(0)
+    cells = np.repeat(REGIONS, [0, 1, 19], axis=1)  # [−1, 1] in twenty of equal mass; {0} has none
+    run = game.mrboost(cells, 18, eta=eta)
+    assert (run.choices == 0).all()
+    np.testing.assert_allclose(run.adversary, 1 / 20)  # every P_t is P_1
+    margins = run.learner @ REGIONS
+    assert margins.tolist() == [-1, 1, 1]
+    xi = game.theorem_bound(1 * 2 * 2, 18)  # n K Vol(B(ε))
+    assert xi < 1 < game.theorem_bound(1 * 2 * 2, 17)
+    assert margins.min() + xi < 0  # the first part says >= the value
+    assert run.adversary @ (run.learner @ cells) - margins.min() == pytest.approx(2)  # the second says <= ξ(T)
+
+
+def test_theorem_four_holds_for_the_same_regions_as_points() -> None:
+    for horizon in (1, 18, 100, 1000):
+        run, xi = game.mrboost(REGIONS, horizon, eta="theorem"), game.theorem_bound(3, horizon)
+        assert run.margin[-1] + xi >= 0
+        assert run.concentration <= xi
+    assert set(run.choices) == {0, 1}
 
 
 def test_the_averages_concentrate_on_the_worst_points_and_approach_the_equilibrium() -> None:

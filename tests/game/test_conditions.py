@@ -1,4 +1,4 @@
-"""The two weak-learning conditions against their definitions, and Proposition 1's example."""
+"""The two weak-learning conditions against their definitions, and Proposition 3's example."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(case: tuple[g
         assert max(advantage) <= 1e-9
 
 
-def test_proposition_one_ours_holds_and_theirs_fails() -> None:
+def test_proposition_three_ours_holds_and_theirs_fails() -> None:
     example = game.proposition_example()
     ours = game.weak_learning(example.payoff)
     theirs = game.robboost_weak_learning(example.payoff, example.s_aug.pairs)
@@ -90,7 +90,7 @@ def test_proposition_one_ours_holds_and_theirs_fails() -> None:
         assert accuracy.max() >= (1 + 0.8) / 2 - 1e-12
 
 
-def test_proposition_one_is_on_the_grid_it_names() -> None:
+def test_proposition_three_is_on_the_grid_it_names() -> None:
     """The labels from exact rational arithmetic: 0 on the closed interval [θ, θ + 1/10]."""
     for refine in (1, 3):
         example = game.proposition_example(refine)
@@ -102,7 +102,7 @@ def test_proposition_one_is_on_the_grid_it_names() -> None:
         np.testing.assert_allclose(example.delta, [float(d) for d in delta], atol=1e-15)
 
 
-def test_proposition_one_with_all_intervals() -> None:
+def test_proposition_three_with_all_intervals() -> None:
     """With θ anywhere in [−1, 0.9], 19 disjoint intervals fit and 19 points meet them all: τ = 1 − 2/19."""
     assert game.weak_learning(game.proposition_example(18).payoff).tau == pytest.approx(17 / 19, abs=1e-9)
     assert game.weak_learning(game.proposition_example(17).payoff).tau < 17 / 19 - 1e-3

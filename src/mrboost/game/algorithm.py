@@ -5,10 +5,16 @@ r"""MRBoost, the paper's Algorithm 1: the adversary plays exponential weights, t
 After every round the value v of the game is between two numbers that cost nothing more: the minimum margin of Q(t) is
 at most v, and what the best response earns against P_t, or against the average of P_1 … P_t, is at least v.
 
-Theorem 3 bounds v − mg_rob(Q(T), S) by ξ(T) = 3 log|S_aug| / √T for η <= 1/(2√T). For η = 1/(2√T) that is so, since the
+Theorem 4 bounds v − mg_rob(Q(T), S) by ξ(T) = 3 log|S_aug| / √T for η <= 1/(2√T). For η = 1/(2√T) that is so, since the
 adversary's regret is at most log|S_aug| / η + η T / 2 (Hoeffding's lemma). For smaller η the first term grows and the
 statement fails: with η near 0, P_t stays uniform and one classifier is played for ever. Nor does it hold midway through
 a run whose η was set for a longer one; ``regret_bound`` does, and with η_t = 1/(2√t) ("anytime") ξ(t) holds at every t.
+
+Here S_aug is finite. For an infinite B(ε), with n K Vol(B(ε)) in the place of |S_aug|, the statement fails for
+every η: P_1 has a density, so have all P_t, and none of them sees a set of measure 0. Let S = {(0, 1)}, K = 2,
+B(ε) = [−1, 1], and two classifiers: h_a is wrong at δ = 0 only, h_b on [0.2, 0.3]. The value is 0, by half of each.
+But h_a is right with probability 1 under P_1, and its loss is constant outside {0}, so P_2 = P_1: h_a is chosen in
+every round, and the margin stays at −1, while ξ(T) = 3 log 4 / √T is below 1 from T = 18 on.
 """
 
 from __future__ import annotations
@@ -81,7 +87,7 @@ class Boosting:
 
     @property
     def concentration(self) -> float:
-        """How far P_avg is from the worst points of Q(T): E_{P_avg}[margin] − min margin. The second part of Theorem 3
+        """How far P_avg is from the worst points of Q(T): E_{P_avg}[margin] − min margin. The second part of Theorem 4
         bounds it by ξ(T)."""
         return float(self.adversary @ self.margins - self.margins.min())
 
@@ -173,7 +179,7 @@ def exponential_weights(gains: Floats, eta: float) -> Floats:
 
 
 def theorem_bound(points: int, rounds: int, scale: float = 1.0) -> float:
-    """ξ(T) = 3 log|S_aug| / √T of Theorem 3, for payoffs within ±scale."""
+    """ξ(T) = 3 log|S_aug| / √T of Theorem 4, for payoffs within ±scale."""
     return 3 * scale * math.log(points) / math.sqrt(rounds)
 
 

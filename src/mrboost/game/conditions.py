@@ -5,7 +5,7 @@ E[I(h(x+δ) = y)] >= E[I(h(x+δ) = y')] + τ. The largest such τ is the value o
 
 RobBoost (Abernethy et al. 2021): for every P' on S̃_aug = {(x, y, y')} some h has
 E[I(∀δ: h(x+δ) = y)] >= E[I(∃δ: h(x+δ) = y')] + τ. The difference of the two indicators is the least payoff over δ, so
-the largest such τ is the value of a game whose payoffs are nowhere larger: their condition implies ours. Proposition 1
+the largest such τ is the value of a game whose payoffs are nowhere larger: their condition implies ours. Proposition 3
 shows by an example that ours does not imply theirs.
 """
 
@@ -58,7 +58,7 @@ def worst_perturbation(game: Payoff | ArrayLike, pairs: ArrayLike) -> Payoff:
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Proposition 1's example on a grid: one point x = 0 with label 1, |δ| <= 1, and classifiers that answer 0 on a
+    """Proposition 3's example on a grid: one point x = 0 with label 1, |δ| <= 1, and classifiers that answer 0 on a
     closed interval [θ, θ + 0.1] and 1 elsewhere."""
 
     theta: Floats

@@ -123,7 +123,7 @@ STUDIES: Mapping[str, Study] = {study.name: study for study in (
         (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT), model="cnn9", weights=("last",),
     ),
     Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
-    Study("theory", "Theorem 3's bound and Proposition 1", draw=theory),
+    Study("theory", "Theorem 4's bound and Proposition 3", draw=theory),
 )}  # fmt: skip
 
 SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (

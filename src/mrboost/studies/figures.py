@@ -72,7 +72,7 @@ def stump_game(first: int = 3, second: int = 8, perturbations: int = 16, eps: fl
 
 
 def theory(scale: str, *, progress: bool = False) -> Drawing:
-    """Theorem 3's ξ(t) against the gap along a run of Algorithm 1 on stumps, and Proposition 1's example."""
+    """Theorem 4's ξ(t) against the gap along a run of Algorithm 1 on stumps, and Proposition 3's example."""
     from mrboost import plots
 
     rounds, perturbations = {"full": (10_000, 16), "short": (2_000, 16), "smoke": (200, 2)}[scale]
@@ -87,13 +87,13 @@ def theory(scale: str, *, progress: bool = False) -> Drawing:
         rows.append([str(t), *(f"{number:.4f}" for number in numbers), "yes" if numbers[1] <= numbers[2] else "no"])
     within = f"in all {rounds}" if bool((gap <= bound).all()) else f"not in {int((gap > bound).sum())} of {rounds}"
     theorem = Table(
-        f"Theorem 3: {payoff.classifiers} stumps on the digits 3 and 8, eps = {format_eps(1 / 16)}, |S_aug| = "
+        f"Theorem 4: {payoff.classifiers} stumps on the digits 3 and 8, eps = {format_eps(1 / 16)}, |S_aug| = "
         f"{payoff.points}, value {value:.4f}, η = 1/(2√t); the gap is within the bound {within} rounds",
         ["t", "margin of Q(t)", "gap to the value", "ξ(t)", "gap ≤ ξ(t)"],
         rows,
     )
     picture = plots.lines(
-        "Theorem 3: the gap to the best margin", ("round", "gap"),
+        "Theorem 4: the gap to the best margin", ("round", "gap"),
         {"gap of Q(t)": gap, "ξ(t)": bound}, logarithmic=True,
     )  # fmt: skip
     return Drawing((theorem, _proposition()), {"bound": picture})
@@ -107,4 +107,4 @@ def _proposition() -> Table:
         ["RobBoost", "holds" if theirs.holds else "fails", f"{theirs.tau:.4f}", "fails"],
     ]
     head = ["weak-learning condition of", "ours", "largest τ", "paper"]
-    return Table("Proposition 1: one point, twenty classifiers each wrong on one interval of the ball", head, rows)
+    return Table("Proposition 3: one point, twenty classifiers each wrong on one interval of the ball", head, rows)
