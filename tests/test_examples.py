@@ -18,10 +18,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
 
 
 def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
@@ -79,3 +80,17 @@ def test_the_design_names_every_file() -> None:
     whole = {package / "attacks", package / "data", package / "models"}  # said as folders
     missing = sorted(str(path) for path in files if path.parent not in whole and f"`{path.name}`" not in table)
     assert not missing
+
+
+def test_rows_of_equal_cost_have_the_epochs_that_the_measured_seconds_allow() -> None:
+    example = load(ROOT / "examples" / "equal_cost.py")
+    took = {1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0, 5: 6.0}  # seconds of an epoch: less than t times the first round's
+    metrics = [{"round": t, "seconds": took[t] + 4 * (epoch == 0)} for t in took for epoch in range(8)]
+    boosting = example.Boosting.of(8, metrics)
+    assert boosting == example.Boosting(8, 8 * sum(took.values()) + 5 * 4, list(took.values()))  # 180 seconds
+    plans = {label: plan(boosting) for label, (_, _, plan) in example.METHODS.items()}
+    assert plans["one at, as long"] == example.Plan(90, 90)
+    assert plans["five independent at"] == example.Plan(18, 18)
+    assert plans["mrboost-drawn"] == example.Plan(13, 13)  # 180 / (2 + 4 × 3)
+    assert plans["mrboost, a long first round"] == example.Plan(54, 4)  # (180 − 4 × (3 + 4 + 5 + 6)) / 2
+    assert plans["mrboost-drawn, a long first round"] == example.Plan(48, 7)  # (180 − 4 × 7 × 3) / 2
