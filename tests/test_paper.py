@@ -99,3 +99,14 @@ def test_inconsistencies_are_what_the_notes_say() -> None:
     first = [v for row, v in report("boosting").figures.items() if row.startswith("MRBoost")]
     spread = [max(v[c] for v in first) - min(v[c] for v in first) for c in (clean, adv)]
     assert [round(value, 2) for value in spread] == [0.30, 0.24]
+
+
+def test_notes_say_where_the_release_differs_from_the_text() -> None:
+    """The pages show a study's notes (test_studies.py); those of Table 1 have all that bears on its figures."""
+    for study in ("mce-resnet18", "mce-wrn", "boosting", "samplers", "curves", "adaptive"):
+        release = " ".join(note for note in report(study).notes if "authors' release" in note)
+        assert "±eps/2" in release
+        assert "not normalise" in release
+        for of_other_data in ("SVHN with a learning rate of 0.01", "rotates CIFAR-100's"):
+            assert (of_other_data in release) == (study == "mce-resnet18")
+    assert "release" not in studies.STUDIES

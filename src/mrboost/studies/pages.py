@@ -25,7 +25,8 @@ from .paper import Figures, Report, report
 from .planning import STRONG, Request, Training
 from .running import device_name
 
-NOTES, MADE = "Where the paper contradicts itself or leaves something open", "How it was made"
+NOTES = "Where the paper contradicts itself, leaves something open, or differs from its authors' release"
+MADE = "How it was made"
 
 
 @dataclass(frozen=True)

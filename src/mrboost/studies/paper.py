@@ -48,12 +48,14 @@ class Report:
     figures: Figures
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
+    """Where the paper contradicts itself or leaves something open; where its authors' release differs from it."""
 
 
 @functools.cache
 def report(study: str) -> Report:
     """The paper's part for the study of this name."""
-    found = tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text("utf-8"))[study]
+    paper = tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text("utf-8"))
+    found = paper[study]
     columns = tuple(found.get("columns", ()))
     rows: dict[str, list[float]] = found.get("rows", {})
     figures = {
@@ -61,7 +63,8 @@ def report(study: str) -> Report:
         for row, values in rows.items()
     }
     claims = tuple(Claim(**{key: _frozen(value) for key, value in claim.items()}) for claim in found.get("claims", ()))
-    return Report(found["place"], columns, figures, claims, tuple(found["notes"]))
+    release = [fact["says"] for fact in paper["release"] if study in fact["studies"]]
+    return Report(found["place"], columns, figures, claims, (*found["notes"], *release))
 
 
 def _frozen(value: Any) -> Any:
