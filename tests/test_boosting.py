@@ -14,7 +14,7 @@ from mrboost import Ensemble, Mixture, models, recipes
 from mrboost.attacks import PGD
 from mrboost.boosting import boost
 from mrboost.config import resolve
-from mrboost.data import Augment, Dataset, hold_out
+from mrboost.data import Augment, Dataset, validation_split
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.initial import PerInit, RndInit
@@ -38,7 +38,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 def test_one_round_is_plain_training_bit_for_bit(tiny: Dataset) -> None:
     boosted = boost("at", tiny, rounds=1, device="cpu")
     config = resolve(recipes.AT, tiny)
-    train, held_out = hold_out(tiny.train, config.validation, derive(0, "hold out"))
+    train, held_out = validation_split(tiny.train, config.validation)
     with global_stream(derive(0, "initialise", 1), torch.device("cpu")):
         mean, std = tiny.channel_stats()
         learner = models.build(config.model, tiny.shape, 3, mean=mean, std=std)
@@ -81,6 +81,48 @@ def test_past_members_never_change(tiny: Dataset, tmp_path) -> None:
     assert len(three) == 3
     assert same(one[0], three[0]), "weights and BatchNorm statistics of the first member"
     assert same(boost("mrboost", tiny, rounds=3, device="cpu"), three), "growing a run equals running it at once"
+
+
+def parameters_agree(one: nn.Module, two: nn.Module) -> bool:
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("past", ["last", "best"])
+def test_later_rounds_start_from_the_last_weights_of_the_one_before(past, tiny: Dataset, tmp_path, monkeypatch) -> None:
+    """At a rate of nearly zero, round 2 ends where it began: at the last weights of round 1, or at its best ones."""
+    scores = iter([0.0, 0.0, 1.0, 0.0] * 2)  # the third of four epochs is the best one
+    monkeypatch.setattr(mrboost.training, "_validate", lambda *_: (1.0, next(scores)))
+    options = {"rounds": 2, "epochs": 4, "later_lr": 1e-12, "past": past, "device": "cpu"}
+    trained = boost("mrboost", tiny, out=tmp_path / "run", **options)
+    first, last = (mrboost.load(tmp_path / "run", which, rounds=1)[0] for which in ("best", "last"))
+    assert not parameters_agree(first, last)
+    kept, other = (last, first) if past == "last" else (first, last)
+    assert parameters_agree(trained[1], kept)
+    assert not parameters_agree(trained[1], other)
+    assert same(trained[0], kept), "so are the past members of the ensemble"
+    for which in ("best", "last"):
+        assert same(mrboost.load(tmp_path / "run", which)[0], kept)
+    assert same(mrboost.load(tmp_path / "run"), trained)
+    run = mrboost.runs.Run.open(tmp_path / "run")
+    assert run.epochs(1) == {"best": 3, "last": 4}
+    scored = mrboost.evaluate(mrboost.load(tmp_path / "run"), *held_out(tiny), "pgd-20", eps=0.05)["pgd-20"]
+    assert run.results["rounds"][1]["pgd-20"]["accuracy"] == scored.accuracy
+
+
+def held_out(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    split = validation_split(dataset.train, 3)[1]
+    return split.images(), split.y
+
+
+def test_pasts_of_independent_rounds_are_their_own_best(tiny: Dataset, tmp_path, monkeypatch) -> None:
+    scores = iter([0.0, 0.0, 1.0, 0.0] * 2)
+    monkeypatch.setattr(mrboost.training, "_validate", lambda *_: (1.0, next(scores)))
+    trained = boost("at", tiny, rounds=2, epochs=4, out=tmp_path / "run", device="cpu")
+    best, last = (mrboost.load(tmp_path / "run", which) for which in ("best", "last"))
+    assert same(best, trained)
+    assert not parameters_agree(best[0], last[0])
+    with pytest.raises(InputError, match="rounds of 'at' are independent of each other: leave past out"):
+        boost("at", tiny, rounds=2, past="best", device="cpu")
 
 
 def test_growing_is_the_only_change_that_resume_takes(tiny: Dataset, tmp_path) -> None:
@@ -145,7 +187,7 @@ def test_a_first_round_that_is_interrupted_is_copied_again(tiny: Dataset, tmp_pa
 def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
     boost("at", tiny, epochs=1, out=tmp_path / "single", device="cpu")
     for wrong, message in (
-        ({"seed": 1}, "cannot be the first round: its seed is 0, here it is 1"),
+        ({"validation": 5}, "cannot be the first round: its validation is 3, here it is 5"),
         ({"model": "cnn-digits-silu"}, "its model is 'cnn-digits', here it is 'cnn-digits-silu'"),
         ({"rounds": 1}, "give rounds of 2 or more"),
         ({"first": tmp_path / "none"}, "there is no run folder"),

@@ -29,15 +29,9 @@ def test_copies_behave_as_one(members) -> None:
     assert torch.equal(Ensemble([members[0]])(x), members[0](x))
 
 
-def test_the_first_members(members) -> None:
-    x, ensemble = torch.rand(4, 1, 8, 8), Ensemble(members)
-    stages = [ensemble.first(count) for count in (1, 2, 3)]
-    assert [len(stage) for stage in stages] == [1, 2, 3]
-    torch.testing.assert_close(stages[1](x), (members[0](x) + members[1](x)) / 2)
+def test_members_are_reached_like_those_of_a_list(members) -> None:
+    ensemble = Ensemble(members)
     assert ensemble[2] is members[2]
-    unequal = Ensemble(members, [0.0, 0.4, 0.6])
-    assert unequal.first(1).weights.tolist() == [1.0], "its only member has no weight of its own"
-    torch.testing.assert_close(unequal.first(2)(x), members[1](x))
     assert list(ensemble) == members
 
 

@@ -17,13 +17,13 @@ SMALL = {"device": "cpu", "epochs": 1, "validation": 32}
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """at with two seeds, trades with the first, and two boosted rounds."""
+    """at with two seeds, trades with other held-out images, and two boosted rounds."""
     folder = tmp_path_factory.mktemp("apart")
     for name, recipe, options in (
-        ("at0", "at", {}), ("at1", "at", {"seed": 1}), ("trades", "trades", {}),
+        ("at0", "at", {}), ("at1", "at", {"seed": 1}), ("trades", "trades", {"validation": 40}),
         ("boosted", "mrboost", {"rounds": 2, "steps": 1}), ("wide", "at", {"eps": 0.2}),
     ):  # fmt: skip
-        mrboost.boost(recipe, "digits", out=folder / name, **SMALL, **options)
+        mrboost.boost(recipe, "digits", out=folder / name, **SMALL | options)
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -56,18 +56,20 @@ def test_a_joined_run_is_a_run(apart: dict[str, Path], tmp_path: Path, capsys: p
     assert f"{both[0]}, {both[1]}" in (Path(out) / "report.html").read_text()
     assert "joins networks" in error_of(capsys, "train", "--resume", "--out", out)
     assert "another configuration" in error_of(capsys, "train", "at", "--resume", "--out", out)
-    assert "its seed is None" in error_of(
-        capsys, "train", "mrboost", "--first", out, "--validation", "32", "--out", tmp_path / "more"
-    )
+    more = ["--validation", "32", "--rounds", "2", "--epochs", "1", "--steps", "1", "--out", str(tmp_path / "more")]
+    assert main(["train", "mrboost", "--first", out, *more, "--device", "cpu", "--quiet"]) == 0
+    first, of_first = (mrboost.load(folder, "last", rounds=1) for folder in (tmp_path / "more", both[0]))
+    assert all(map(torch.equal, first.state_dict().values(), of_first.state_dict().values()))
 
 
 def test_weights_are_learned_on_images_that_all_held_out(
     apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mrboost.join([apart["at0"], apart["trades"]], tmp_path / "same")
+    mrboost.join([apart["at0"], apart["at1"]], tmp_path / "same")
     weights = json_of(capsys, "reweight", tmp_path / "same", "--device", "cpu", "--quiet")["weights"]
     assert sum(weights) == pytest.approx(1)
-    mrboost.join([apart["at0"], apart["at1"]], tmp_path / "others")
+    assert mrboost.load(tmp_path / "same").weights.tolist() == pytest.approx(weights)
+    mrboost.join([apart["at0"], apart["trades"]], tmp_path / "others")
     assert "no images that all networks" in error_of(capsys, "reweight", tmp_path / "others", "--device", "cpu")
 
 
@@ -89,7 +91,7 @@ def test_what_does_not_belong_together(
     config = {key: value for key, value in Run.open(apart["at1"]).config.items() if key != "format"}
     Run.create(tmp_path / "unfinished", config)
     config["input"] = config["input"] | {"fingerprint": "0" * 16}
-    Run.create(tmp_path / "elsewhere", config).adopt(Run.open(apart["at1"]), 1)
+    Run.create(tmp_path / "elsewhere", config).adopt(Run.open(apart["at1"]), 1, of=1)
     assert "no finished round" in refused(apart["at0"], tmp_path / "unfinished")
     assert "other images" in refused(apart["at0"], tmp_path / "elsewhere")
     assert not (tmp_path / "out").exists()

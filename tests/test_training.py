@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mrboost
 from mrboost import average, meter, models, recipes, runs, storage, training
 from mrboost.average import Average
-from mrboost.checkpoint import Progress, best_epoch
+from mrboost.checkpoint import Progress, best_epoch, first_eligible
 from mrboost.config import resolve
 from mrboost.data import CutMix, Dataset
 from mrboost.devices import make_fabric
@@ -190,7 +190,7 @@ def test_held_out_images_are_never_trained_on(tiny: Dataset) -> None:
         mrboost.boost(spied, plain, validation=6, select_on=select_on, device="cpu")
         assert seen <= means
         assert len(means - seen) == held
-    _, held_out = mrboost.data.hold_out(tiny.train, 6, derive(0, "hold out"))
+    _, held_out = mrboost.data.validation_split(tiny.train, 6)
     seen.clear()
     mrboost.boost(spied, plain, validation=6, device="cpu")
     assert not seen & {round(value, 5) for value in held_out.images().mean(dim=(1, 2, 3)).tolist()}
@@ -222,9 +222,9 @@ def test_keeps_best_and_last(trained, digits: Dataset) -> None:
     assert rows[0]["lr"] == pytest.approx(0.1)
     assert rows[-1]["lr"] == pytest.approx(0.001)
     config = json.loads((trained / "config.json").read_text())
-    _, held_out = mrboost.data.hold_out(digits.train, config["validation"], derive(0, "hold out"))
+    _, held_out = mrboost.data.validation_split(digits.train, config["validation"])
     attack = mrboost.attacks.PGD(0.1, steps=20)
-    best = best_epoch([row["robust"] for row in rows], "validation", len(held_out))
+    best = best_epoch([row["robust"] for row in rows], resolve(recipes.AT_MCE, digits, epochs=8), len(held_out))
     for which, row in (("best", rows[best - 1]), ("last", rows[-1])):
         loaded = mrboost.load(trained, which)
         result = mrboost.evaluate(loaded, held_out.images(), held_out.y, {"pgd": attack})
@@ -356,7 +356,7 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp
     for epoch, robust in enumerate((0.5, 0.48, 0.9), 1):  # the last is not in the checkpoint
         run.log(row | {"epoch": epoch, "robust": robust})
         if epoch < 3:
-            saved.score(robust, "validation", 100)
+            saved.score(robust, resolve(recipes.AT, tiny), 100)
     saved.save(run, 1)
     restored.restore(run, 1)
     assert (restored.epoch, restored.best_epoch, restored.scores) == (2, 2, [0.5, 0.48])
@@ -390,12 +390,41 @@ def test_the_best_is_the_latest_that_chance_does_not_rule_out(
     robust: tuple[float, ...], images: int | None, best: int, tiny: Dataset
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    progress = begin(network, resolve(recipes.AT, tiny), make_fabric("cpu"))
+    all_eligible = replace(recipes.AT, schedule=Piecewise(milestones=(0.0,)))
+    config = resolve(all_eligible, tiny, epochs=len(robust), select_on="validation" if images else "test")
+    progress = begin(network, config, make_fabric("cpu"))
     for value, found in enumerate(robust, 1):
         nn.init.constant_(network[1].weight, value)
-        progress.score(found, "validation" if images else "test", images or 100)
+        progress.score(found, config, images or 100)
     assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (best, best)
-    assert best_epoch(robust, "validation" if images else "test", images or 100) == best
+    assert best_epoch(robust, config, images or 100) == best
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "first"),
+    [
+        ({}, 100, 51),  # after the first decay
+        ({"ema": 0.999}, 40, 21),
+        ({"schedule": "one-cycle"}, 30, 21),  # the last third
+        ({"schedule": "one-cycle", "ema": 0.999}, 30, 30),  # the average is at its best at the end
+        ({}, 2, 2),
+        ({}, 1, 1),
+    ],
+)
+def test_only_late_epochs_are_eligible(options: dict, epochs: int, first: int, tiny: Dataset) -> None:
+    """As seen with mrboost-rndinit: an ensemble is at its most robust while its newest member is hardly trained."""
+    config = resolve(recipes.AT, tiny, epochs=epochs, **options)
+    assert first_eligible(config) == first
+    falling = [0.9 - 0.5 * epoch / epochs for epoch in range(epochs)]
+    assert best_epoch(falling, config, 10**6) == first
+    for done in range(1, first):
+        assert best_epoch(falling[:done], config, 10**6) == done
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    progress = begin(network, config, make_fabric("cpu"))
+    for epoch, found in enumerate(falling, 1):
+        nn.init.constant_(progress.kept[1].weight, epoch)
+        progress.score(found, config, 10**6)
+    assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (first, first)
 
 
 @pytest.mark.parametrize(("steps", "share"), [(10, 0.25), (40, 0.25), (5, 0.5), (3, 2.5 / 3), (2, 1.25), (1, 1.25)])
@@ -403,7 +432,7 @@ def test_fewer_steps_of_the_attack_are_longer(digits: Dataset, steps: int, share
     config = resolve(recipes.AT, digits, steps=steps, eps=0.2)
     assert config.attack().steps == steps
     assert config.attack().step_size == pytest.approx(0.2 * share)
-    assert config.judge(20) == mrboost.attacks.PGD(0.2, steps=20), "the judge is the same for all"
+    assert config.judge(20) == mrboost.attacks.PGD(0.2, steps=20, step_size=0.05), "the judge is the same for all"
     assert resolve(recipes.AT, digits, steps=steps, step_size=0.01).attack().step_size == 0.01
 
 

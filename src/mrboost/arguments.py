@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from . import __version__, data, models
 from .attacks.named import EXAMPLES
+from .attacks.pgd import STARTS
 from .errors import InputError, unknown_name
 from .evaluation import DEFAULT_ATTACKS
 from .schedules import SCHEDULES
@@ -126,6 +127,11 @@ def _training_options(p: Any) -> None:
         ("--cutmix", float, "P", "mix this share of the images, 0.5 say; 0: no"),
         ("--padding", int, "N", "pixels that crops may be off (default: the data's)"),
         ("--flip", bool, None, "mirror images at random (default: the data's)"),
+        ("--start", str, "S", f"of the training attack: {', '.join(STARTS)} (default: the recipe's)"),
+        ("--penalty", float, "X", "weight of the divergence of TRADES and MART, their lambda (default: the recipe's)"),
+        ("--eta", float, "X", "inverse temperature of mrboost-exp's draws (default: 0.5)"),
+        ("--aggressive", bool, None, "attack the learner with the past members (default) or these alone"),
+        ("--past", str, "W", "weights of past members: last (default, as the paper) or best"),
         ("--validation", int, "N", "training images held out (default: a tenth, <= 1000)"),
         ("--select-on", str, "PART", "choose the best epoch on validation (default) or, as the paper, on test"),
         ("--precision", str, "P", "auto (default), 32-true or bf16-mixed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -14,7 +15,7 @@ from . import data as datasets
 from . import models, runs
 from .attacks import attacked
 from .config import Config, Options, resolve
-from .data import Dataset, Split, hold_out
+from .data import Dataset, Split, validation_split
 from .devices import company, leave, make_fabric, place
 from .ensemble import Ensemble, Mixture
 from .errors import InputError
@@ -55,8 +56,9 @@ def boost(
         progress: show progress on standard error.
         options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
             first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``,
-            ``awp``, ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``seed``, ``validation``, ``select_on``,
-            ``precision``, ``fast``; what is left out comes from data and recipe.
+            ``awp``, ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``start``, ``penalty``, ``eta``, ``aggressive``,
+            ``past``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is left out comes from
+            data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
@@ -112,57 +114,68 @@ def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
     if source.rounds_done() < 1:
         raise InputError(f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume")
     mine, other = ({**config, "input": config["input"]["fingerprint"]} for config in (description, source.config))
-    for key in ("input", "model", "seed", "validation", "select_on"):  # the last three: the images that are held out
+    for key in ("input", "model", "validation", "select_on"):  # the last two: the images that are held out
         if mine[key] != other.get(key):
             differ = f"its {key} is {other.get(key)!r}, here it is {mine[key]!r}: give the same"
             raise InputError(f"the run in {str(source.folder)!r} cannot be the first round: {differ}")
-    return {"run": str(source.folder.absolute()), "of": source.fingerprint("best", 1)}
+    return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
 
 
 def _adopt(run: runs.Run, first: dict[str, str]) -> None:
     """Another run's first round as the first of this one."""
     source = runs.Run.open(first["run"])
-    if source.fingerprint("best", 1) != first["of"]:
+    if source.fingerprint("last", 1) != first["of"]:
         raise InputError(f"the first round in {first['run']!r} has changed since this run was started: start a new one")
     run.rewind_metrics(0, 0)
-    run.adopt(source, 1)
+    run.adopt(source, 1, of=1)
 
 
 def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
+    """The members of the classifier after all rounds: past ones as later rounds met them, the newest one's best epoch.
+
+    Past members are what Algorithm 2 has: the weights after the last step of their round, unless ``config.past`` says
+    otherwise. Where rounds do not depend on each other, each member is its own best.
+    """
     train, held_out = dataset.train, dataset.test
     if config.select_on == "validation":
-        train, held_out = hold_out(dataset.train, config.validation, derive(config.seed, "hold out"))
-    members: list[nn.Module] = []
-    if run is not None:
-        members = [place(run.load_member(i), fabric.device) for i in range(1, run.rounds_done() + 1)]
-        _score_rounds(config, members, held_out, run, progress)
-    for round_ in range(len(members) + 1, config.rounds + 1):
+        train, held_out = validation_split(dataset.train, config.validation)
+    kept = config.past or "best"
+    past, newest = list[nn.Module](), list[nn.Module]()
+    if run is not None and (done := run.rounds_done()) > 0:
+        past = [place(member, fabric.device) for member in run.members(done, kept)]
+        newest = [place(run.members(done, "best")[-1], fabric.device)]
+        _score_rounds(config, run, held_out, fabric.device, progress)
+    for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
-        config.recipe.init(learner, members)
+        config.recipe.init(learner, past)
         fitted = fit(
-            learner, members, train, held_out, config.of_round(round_), fabric=fabric, augment=config.augment,
+            learner, past, train, held_out, config.of_round(round_), fabric=fabric, augment=config.augment,
             round_=round_, run=run, progress=progress,
         )  # fmt: skip
-        learner.load_state_dict(fitted.best)
-        members.append(learner.requires_grad_(False).eval())
+        learner.requires_grad_(False).eval()
+        newest = [deepcopy(learner)]
+        newest[0].load_state_dict(fitted.best)
+        learner.load_state_dict(fitted.best if kept == "best" else fitted.last)
+        past.append(learner)
         if run is not None:
-            run.save_member(round_, fitted.best, fitted.last)
+            run.save_member(round_, fitted.best, fitted.last, {"best": fitted.best_epoch, "last": fitted.epochs})
             run.clear_checkpoint()
             fabric.barrier()
-            _score_rounds(config, members, held_out, run, progress)
-    return members
+            _score_rounds(config, run, held_out, fabric.device, progress)
+    return past[:-1] + newest
 
 
-def _score_rounds(config: Config, members: list[nn.Module], held_out: Split, run: runs.Run, progress: bool) -> None:
-    """Score the ensemble after each finished round that has no score yet, on the held-out images; one row a round."""
+def _score_rounds(config: Config, run: runs.Run, held_out: Split, device: torch.device, progress: bool) -> None:
+    """Score the classifier after each finished round that has no score yet, on the held-out images; one row a round."""
     if not run.leads:
         return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
-    for count in range(1, len(members) + 1):
+    for count in range(1, run.rounds_done() + 1):
         if count in rows:
             continue
         attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
-        scores = evaluate(config.recipe.combine(members[:count]), held_out.images(), held_out.y, attack, check=False)
+        model = place(run.classifier("best", count), device)
+        scores = evaluate(model, held_out.images(), held_out.y, attack, check=False)
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes
         }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .average import Average
+from .config import Config
 from .errors import InputError
 from .runs import Run
 from .storage import State
@@ -37,10 +38,10 @@ class Progress:
         """The model that is scored and kept: the average of the weights where there is one."""
         return self.learner if self.average is None else self.average.module
 
-    def score(self, robust: float, select_on: str, images: int) -> None:
+    def score(self, robust: float, config: Config, images: int) -> None:
         """Close an epoch with its robust accuracy on so many held-out images."""
         self.scores.append(robust)
-        if best_epoch(self.scores, select_on, images) == self.epoch:
+        if best_epoch(self.scores, config, images) == self.epoch:
             self.best_epoch, self.best = self.epoch, copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:
@@ -87,16 +88,30 @@ class Progress:
         self.best = _part(tensors, "best")
 
 
-def best_epoch(robust: Sequence[float], select_on: str, images: int) -> int:
+def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:
     """The epoch, from 1 on, whose weights are the best, by the robust accuracy after each.
 
-    It is the latest, which has learned most, that is as good as the most robust one as far as so many held-out images
-    can tell: half the standard error of one accuracy is about the noise between two epochs, which meet the same images
-    and are right on mostly the same ones. Chosen on the test images, as papers do, it is the most robust itself.
+    Only late epochs are eligible (``first_eligible``); before the first of them it is the latest. Among these it is
+    the latest, which has learned most, that is as good as the most robust one as far as so many held-out images can
+    tell: half the standard error of one accuracy is about the noise between two epochs, which meet the same images and
+    are right on mostly the same ones. Chosen on the test images, as papers do, it is the most robust itself.
     """
-    top = max(robust)
-    chance = 0.5 * math.sqrt(top * (1 - top) / images) if select_on == "validation" else 0.0
-    return max(epoch for epoch, found in enumerate(robust, start=1) if found >= top - chance)
+    first = min(first_eligible(config), len(robust))
+    top = max(robust[first - 1 :])
+    chance = 0.5 * math.sqrt(top * (1 - top) / images) if config.select_on == "validation" else 0.0
+    return max(epoch for epoch, found in enumerate(robust, start=1) if epoch >= first and found >= top - chance)
+
+
+def first_eligible(config: Config) -> int:
+    """The first epoch that may be chosen: before it a network is hardly trained, whatever its ensemble's accuracy is.
+
+    With a rate that falls in steps, the first epoch after the first of them; otherwise the first of the last third.
+    With averaged weights and a rate that ends at zero, the last epoch: the average is at its best there.
+    """
+    schedule, epochs = config.recipe.schedule, config.epochs
+    if config.recipe.ema is not None and schedule(1.0) == 0:
+        return epochs
+    return min(epochs, math.floor(schedule.settled * epochs) + 1)
 
 
 def copy_state(module: nn.Module) -> State:

@@ -25,7 +25,6 @@ import torch
 from . import data, recipes
 from .arguments import parse
 from .boosting import boost
-from .checkpoint import best_epoch
 from .comparison import curve, curve_table, text_table
 from .config import Options, as_said, describe_parts
 from .devices import is_first_process, leave, speaks_for_its_node
@@ -116,9 +115,14 @@ def _summary(run: Run) -> dict[str, Any]:
     """The best and the last epoch of each round."""
     rounds = []
     for round_ in range(1, run.rounds_done() + 1):
-        rows = [row for row in run.metrics() if row["round"] == round_]
-        best = best_epoch([row["robust"] for row in rows], run.config["select_on"], run.config["validation"])
-        rounds.append({"round": round_, "best": rows[best - 1], "last": rows[-1]})
+        rows = {row["epoch"]: row for row in run.metrics() if row["round"] == round_}
+        epochs = run.epochs(round_)
+        if missing := set(epochs.values()) - rows.keys():
+            raise InputError(
+                f"{run.folder / 'metrics.jsonl'} has no line of round {round_}, epoch {min(missing)}: restore it from "
+                "a copy; the weights are there, mrboost evaluate works"
+            )
+        rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
     return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from . import models
 from .attacks import PGD
+from .attacks.pgd import STARTS
 from .awp import AWP
 from .data import Augment, CutMix, Dataset, Defaults
 from .errors import InputError, look_up, unknown_name
@@ -26,6 +27,7 @@ from .threat import ball, radius
 SelectOn = Literal["validation", "test"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Fast = Literal["auto", "on", "off"]
+Past = Literal["last", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,9 @@ class Config:
     augment: Augment
     later_epochs: int | None = None
     later_lr: float | None = None
+    past: Past | None = "last"
+    """The weights of a finished round that later rounds meet and start from; None where rounds are independent."""
+    judge_step: float
 
     def __post_init__(self) -> None:
         models.check(self.model)
@@ -60,7 +65,7 @@ class Config:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("lr", "later_lr", "step_size"):
+        for name in ("lr", "later_lr", "step_size", "judge_step"):
             value = getattr(self, name)
             if value is None and name == "later_lr":
                 continue
@@ -70,7 +75,9 @@ class Config:
             raise InputError("batch_size must be at least 2: BatchNorm has no statistics of a single image")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InputError(f"seed must be a whole number in 0 … 2^63 − 1, got {self.seed!r}")
-        for name, kind in (("select_on", SelectOn), ("precision", Precision), ("fast", Fast)):
+        for name, kind in (("select_on", SelectOn), ("precision", Precision), ("fast", Fast), ("past", Past)):
+            if name == "past" and self.past is None:
+                continue
             if getattr(self, name) not in get_args(kind):
                 raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
 
@@ -92,8 +99,8 @@ class Config:
         )
 
     def judge(self, steps: int) -> PGD:
-        """The attack of validation, the same for all recipes and for ``evaluate``."""
-        return PGD(self.eps, self.norm, steps=steps, seed=self.seed)
+        """The attack of validation, the same for all recipes and for ``evaluate``: PGD with the data's usual step."""
+        return PGD(self.eps, self.norm, steps=steps, step_size=self.judge_step, seed=self.seed)
 
     def describe(self) -> dict[str, Any]:
         """The configuration as JSON values, parts by their names."""
@@ -127,6 +134,11 @@ class Options(TypedDict, total=False):
     cutmix: float | None
     padding: int | None
     flip: bool | None
+    start: str | None
+    penalty: float | None
+    eta: float | None
+    aggressive: bool | None
+    past: Past | None
 
 
 def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
@@ -145,6 +157,10 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Con
     filled = usual(recipe, defaults, said.get("eps")) | {"validation": usual_validation(len(dataset.train))} | said
     filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
     filled["model"] = _model(recipe, said.get("model"), defaults.model)
+    if not recipe.coupled:
+        if "past" in said:
+            raise InputError(f"the rounds of {recipe.name!r} are independent of each other: leave past out")
+        filled["past"] = None
     config = Config(recipe=recipe, data=dataset.name, **filled)
     for name in ("later_epochs", "later_lr"):
         if name in said and config.rounds == recipe.rounds == 1:
@@ -167,6 +183,8 @@ def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
         "later_lr": None,
+        "past": "last",
+        "judge_step": (defaults.eps if eps is None else eps) * (defaults.step_size / defaults.eps),
         "seed": 0,
         "select_on": "validation",
         "precision": "auto",
@@ -198,11 +216,17 @@ def _model(recipe: Recipe, said: str | None, usual: str) -> str:
     return recipe.model.format(usual if said is None else said)
 
 
+_PART_OPTIONS = (("eta", "sampler", "eta"), ("aggressive", "sampler", "aggressive"), ("penalty", "objective", "weight"))
+"""Options that are fields of a part: the option, the part, its field."""
+
+
 def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
     """The recipe with the parts that the caller asked for, which are taken out of what was said."""
     parts: dict[str, Any] = {name: said.pop(name) for name in ("schedule", "ema", "clip", "steps") if name in said}
     if isinstance(name := parts.get("schedule"), str):
         parts["schedule"] = look_up("schedule", name, SCHEDULES)
+    if (name := said.pop("start", None)) is not None:
+        parts["start"] = look_up("start", name, STARTS)
     if not 0 <= parts.get("ema", 0.5) < 1:
         raise InputError(f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is usual, 0 none")
     if parts.get("ema") == 0:
@@ -218,6 +242,9 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
         parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
     if (share := said.pop("smoothing", None)) is not None:
         parts["objective"] = _smoothed(recipe, share)
+    for option, part, field in _PART_OPTIONS:
+        if (value := said.pop(option, None)) is not None:
+            parts[part] = _with_field(recipe, option, parts.get(part, getattr(recipe, part)), field, value)
     if (probability := said.pop("cutmix", None)) is not None:
         parts["cutmix"] = CutMix(probability) if probability != 0 else None
     recipe = replace(recipe, **parts)
@@ -227,6 +254,14 @@ def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
             "leave it out, or take a recipe without pairs such as mrboost"
         )
     return recipe
+
+
+def _with_field(recipe: Recipe, option: str, part: Any, field: str, value: float) -> Any:
+    if field not in {f.name for f in fields(part)}:
+        raise InputError(f"recipe {recipe.name!r} has no {option} ({type(part).__name__} takes none): leave it out")
+    if option == "penalty" and not 0 <= value < float("inf"):
+        raise InputError(f"penalty is the weight of a divergence, a finite number of at least 0, got {value!r}")
+    return replace(part, **{field: value})
 
 
 def _smoothed(recipe: Recipe, share: float) -> Objective:
@@ -273,6 +308,10 @@ def as_said(config: dict[str, Any]) -> dict[str, Any]:
     parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
     for key, field in (("awp", "gamma"), ("cutmix", "probability")):
         parts[key] = (recipe.get(key) or {}).get(field, 0)
+    starts = {json.dumps(describe_parts(value)): name for name, value in STARTS.items()}
+    parts["start"] = starts.get(json.dumps(recipe.get("start")))
+    for option, part, field in _PART_OPTIONS:
+        parts[option] = (recipe.get(part) or {}).get(field)
     loss = (recipe.get("objective") or {}).get("loss")
     if loss is not None:
         parts["smoothing"] = loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import reduce
 from operator import add
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +36,6 @@ class _Members(nn.Module):
         if not (values.isfinite().all() and (values >= 0).all() and values.sum() > 0):
             raise InputError(f"weights must be finite, not negative and not all zero, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())
-
-    def first(self, count: int) -> Self:
-        """What it was after ``count`` rounds."""
-        weights = self.weights[:count].tolist()
-        part = type(self)(self.members[:count], weights if any(weights) else None)
-        part.training = self.training
-        return part.to(self.weights.device)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -207,14 +207,17 @@ class _Book:
         return said + (f"; {', '.join(others)} failed too" if others else "")
 
 
-def resolve_attacks(attack: Attacks, eps: float, norm: str) -> dict[str, Attack]:
-    """Attacks by label, whatever form they were given in; ``clean`` is left out, it is always there."""
+def resolve_attacks(attack: Attacks, eps: float, norm: str, step_size: float | None = None) -> dict[str, Attack]:
+    """Attacks by label, whatever form they were given in; ``clean`` is left out, it is always there.
+
+    ``step_size`` is that of PGD given by name.
+    """
     found: dict[str, Attack] = dict(attack) if isinstance(attack, Mapping) else {}
     if not isinstance(attack, Mapping):
         for item in [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack:
             if item == "clean":
                 continue
-            one = named(item, eps or 0.1, norm) if isinstance(item, str) else item
+            one = named(item, eps or 0.1, norm, step_size) if isinstance(item, str) else item
             if isinstance(item, str) and eps == 0:
                 one = Untouched(item, norm)
             if isinstance(item, type):

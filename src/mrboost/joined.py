@@ -27,8 +27,8 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
     try:
         run = Run.create(made, _describe(sources))
         for source in sources:
-            for round_ in range(1, source.rounds_done() + 1):
-                run.adopt(source, round_)
+            for round_ in range(1, (rounds := source.rounds_done()) + 1):
+                run.adopt(source, round_, of=rounds)
         made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -45,7 +45,7 @@ def _check(sources: Sequence[Run]) -> None:
             raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
         if source.config["recipe"].get("combine") == "Mixture":
             raise InputError(f"{name} is a randomised classifier, which has no mean answer: leave it out")
-        for key in ("input", "model", "eps", "norm"):
+        for key in ("input", "model", "eps", "norm", "judge_step"):
             mine, other = source.config[key], first.config[key]
             if mine != other:
                 what = "other images" if key == "input" else f"another {key} ({mine!r}, not {other!r})"
@@ -58,7 +58,7 @@ def _check(sources: Sequence[Run]) -> None:
 def _describe(sources: Sequence[Run]) -> dict[str, Any]:
     configs = [source.config for source in sources]
     shared = _shared(configs)
-    if not {"seed", "validation", "select_on"} <= shared.keys():  # no images that all of them held out
+    if not {"validation", "select_on"} <= shared.keys():  # no images that all of them held out
         shared |= {"validation": 0, "select_on": shared.get("select_on", "validation")}
     names = dict.fromkeys(config["recipe"]["name"] for config in configs)
     rounds = sum(source.rounds_done() for source in sources)
@@ -69,6 +69,8 @@ def _describe(sources: Sequence[Run]) -> dict[str, Any]:
         **{key: value for key, value in shared.items() if key not in ("format", "first")},
         "recipe": shared["recipe"] | {"name": "joined", "summary": summary},
         "rounds": rounds,
+        "past": None,
+        "judge_step": configs[0]["judge_step"],
         "joined": [
             {"run": str(source.folder), "recipe": source.config["recipe"]["name"], "of": source.fingerprint()}
             for source in sources

@@ -56,6 +56,11 @@ class Recipe:
     awp: AWP | None = None
     cutmix: CutMix | None = None
 
+    @property
+    def coupled(self) -> bool:
+        """Whether a round depends on the members before it; otherwise the rounds are independent networks."""
+        return self.sampler.joint or self.init != RndInit() or self.scope != Ind()
+
 
 _PAPER = "Zhang et al., Building Robust Ensembles via Margin Boosting, ICML 2022"
 _MADRY = "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018"
@@ -200,6 +205,15 @@ STRONG = replace(
 _DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
 _PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 
+SNAPSHOTS = replace(
+    AT_MCE,
+    name="snapshots",
+    summary="at-mce in rounds, each from the last one's weights, attacked alone: the control for boosting",
+    formula="min_θt Σ_i max_δ MCE-A(g_t(x_i + δ), y_i),  θ_t from θ_{t−1}",
+    reference="after Huang et al., Snapshot Ensembles: Train 1, Get M for Free, ICLR 2017",
+    init=PerInit(),
+    rounds=5,
+)
 MRBOOST = Recipe(
     name="mrboost",
     summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does worst",
@@ -322,7 +336,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         for r in (
             *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, MART_MCE_PERTURBED),
             *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG),
-            *(MRBOOST, MRBOOST_STRONG, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
+            *(MRBOOST, MRBOOST_STRONG, SNAPSHOTS, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
         )
     }
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import data as datasets
 from .adaptive import adaptive
 from .attacks import PGD, Attack
-from .data import Dataset, Split, drawn, hold_out
+from .data import Dataset, Split, drawn, validation_split
 from .devices import company, make_fabric
 from .doubts import AMONG_OUTCOMES, Doubt, contradictions
 from .ensemble import Ensemble, Mixture
@@ -26,8 +26,7 @@ from .evaluation import measure, resolve_attacks
 from .meter import note
 from .outcomes import Evaluation, attack_of, same_images, worst_of
 from .parts import digest
-from .runs import Run, load
-from .seeds import derive
+from .runs import Run
 from .threat import ball
 from .weights import learn_weights
 
@@ -77,10 +76,7 @@ def numbers(split: Split, n: int) -> Tensor:
 def load_model(run: Run, which: str, device: str | torch.device, rounds: int | None = None) -> Ensemble | Mixture:
     """The classifier of a run on its device, as it was after so many rounds."""
     place = make_fabric(device, "32-true").device if isinstance(device, str) else device
-    model = load(run.folder, which).to(place)
-    if rounds is not None and not 1 <= rounds <= len(model):
-        raise InputError(f"rounds must be 1 to {len(model)}, the members of this run, got {rounds}")
-    return model if rounds is None else model.first(rounds)
+    return run.classifier(which, rounds).to(place)
 
 
 def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
@@ -112,9 +108,9 @@ def reweight_run(
         kept = "no images that all networks of it held out" if "joined" in run.config else "no images that it held out"
         raise InputError(f"the run in {str(run.folder)!r} has {kept}, and no others may be learned from")
     dataset = load_data(run, data_dir, verify=verify)
-    _, held_out = hold_out(dataset.train, run.config["validation"], derive(run.config["seed"], "hold out"))
+    _, held_out = validation_split(dataset.train, run.config["validation"])
     place = model.weights.device
-    attack = PGD(run.config["eps"], run.config["norm"], steps=20)
+    attack = PGD(run.config["eps"], run.config["norm"], steps=20, step_size=run.config["judge_step"])
     x, y = held_out.images().to(place), held_out.y.to(place)
     equal = Ensemble(model.members).to(place).eval()  # not what was learned before, so that the same is learned again
     learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
@@ -166,7 +162,8 @@ def evaluate_run(
     test = draw(whole, n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
-    attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm)
+    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None  # the data's: 1/255 for SVHN, say
+    attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm, step_size)
     attacks |= adaptive(model, eps, norm) if fit else {}
     if keep is not None:
         part = "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))

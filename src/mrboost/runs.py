@@ -5,8 +5,8 @@
     config.json            what was asked for, with every default filled in
     metrics.jsonl          one line per epoch
     checkpoint/            state.safetensors: the last whole epoch, everything needed to go on
-    members/               01.safetensors (best on validation), 01.last.safetensors, 02… per boosting round;
-                           weights.json, if weights were learned for them
+    members/               01.safetensors (the chosen epoch), 01.last.safetensors (the last one), 02… per boosting
+                           round; weights.json, if weights were learned for them
     results.json           evaluations
     report.html
 
@@ -35,7 +35,7 @@ from .ensemble import Ensemble, Mixture
 from .errors import InputError
 from .schema import FORMAT, check_config, check_results
 from .seeds import global_stream
-from .storage import State, read_json, read_tensors, replace_file, write_json, write_tensors
+from .storage import State, read_facts, read_json, read_tensors, replace_file, write_json, write_tensors
 
 _METRICS = {"round", "epoch", "loss", "train_robust", "clean", "robust", "seconds"}
 _KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
@@ -173,19 +173,54 @@ class Run:
 
     # Members
 
-    def save_member(self, round_: int, best: State, last: State) -> None:
-        """Keep both ends of a round; the member counts as there once "best" is, which is written second."""
-        write_tensors(self._member(round_, "last"), last, {})
-        write_tensors(self._member(round_, "best"), best, {})
+    def save_member(self, round_: int, best: State, last: State, epochs: Mapping[str, int]) -> None:
+        """Keep both ends of a round; the member counts as there once "best" is, which is written second.
 
-    def adopt(self, source: Run, round_: int) -> None:
-        """A finished round of another run as the next one of this."""
+        ``epochs`` says after which epoch the weights were "best" and "last".
+        """
+        write_tensors(self._member(round_, "last"), last, {"epoch": epochs["last"]})
+        write_tensors(self._member(round_, "best"), best, {"epoch": epochs["best"]})
+
+    def adopt(self, source: Run, round_: int, of: int) -> None:
+        """A member of another run, as it is in that run's classifier of ``of`` rounds, as the next one of this run."""
         mine = self.rounds_done() + 1
         for row in source.metrics():
             if row["round"] == round_:
                 self.log(row | {"round": mine})
-        best, last = (source.load_member(round_, which).state_dict() for which in ("best", "last"))
-        self.save_member(mine, best, last)
+        states, epochs = {}, {}
+        for which in _KINDS:
+            path = source.member_files(of, which)[round_ - 1]
+            states[which], epochs[which] = source._load(path).state_dict(), _epoch(path)
+        self.save_member(mine, states["best"], states["last"], epochs)
+
+    def member_files(self, rounds: int, which: str) -> list[Path]:
+        """The weights of the classifier "best" or "last" after so many rounds.
+
+        Its newest member has the weights that are asked for. The members before it have those that later rounds were
+        trained against: ``past`` of the configuration, or without one, where rounds do not depend on each other, the
+        same as the newest.
+        """
+        check_kind(which)
+        past = self.config["past"] or which
+        return [*(self._member(round_, past) for round_ in range(1, rounds)), self._member(rounds, which)]
+
+    def members(self, rounds: int, which: str) -> list[nn.Module]:
+        """The members of the classifier "best" or "last" after so many rounds, frozen."""
+        return [self._load(path) for path in self.member_files(rounds, which)]
+
+    def classifier(self, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
+        """The classifier after so many rounds, or all of them, with the weights that were learned for its members."""
+        done = max(self.rounds_done(), 1)  # of none, the first is said to be missing
+        if rounds is not None and not 1 <= rounds <= done:
+            raise InputError(f"rounds must be 1 to {done}, the members of this run, got {rounds}")
+        members = self.members(done if rounds is None else rounds, which)
+        weights = (self.load_weights(which, done) or [])[: len(members)]
+        combine = Mixture if self.config["recipe"].get("combine") == "Mixture" else Ensemble
+        return combine(members, weights if any(weights) else None).requires_grad_(False).eval()
+
+    def epochs(self, round_: int) -> dict[str, int]:
+        """After which epoch of a round its weights are "best" and "last"."""
+        return {which: _epoch(self._member(round_, which)) for which in _KINDS}
 
     def rounds_done(self) -> int:
         done = 0
@@ -196,14 +231,14 @@ class Run:
     def fingerprint(self, which: str = "best", members: int | None = None) -> str:
         """A short name for a classifier of the run: the files of its first ``members`` and their learned weights."""
         done = self.rounds_done()
-        files = [self._member(round_, which) for round_ in range(1, (done if members is None else members) + 1)]
+        files = self.member_files(done if members is None else members, which)
         stamps = tuple(path.stat().st_mtime_ns for path in files)
         return _digest(repr(self.load_weights(which, done)), tuple(files), stamps)
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:
         """Whether an evaluation is of the classifier as it is now; of a run without its weights, each is."""
         members, which = evaluation["members"], evaluation["weights"]
-        if not all(self._member(round_, which).exists() for round_ in range(1, members + 1)):
+        if not all(path.exists() for path in self.member_files(members, which)):
             return True
         return evaluation.get("of") == self.fingerprint(which, members)
 
@@ -213,10 +248,9 @@ class Run:
         with global_stream(0, torch.device("cpu")):  # its random weights are about to be replaced
             return models.build(self.config["model"], tuple(shape), classes)
 
-    def load_member(self, round_: int, which: str = "best") -> nn.Module:
-        path = self._member(round_, which)
+    def _load(self, path: Path) -> nn.Module:
         if not path.exists():
-            raise InputError(f"{str(self.folder)!r} has no finished member {round_}: go on with mrboost train --resume")
+            raise InputError(f"{str(self.folder)!r} has no member {path.name}: go on with mrboost train --resume")
         model = self.new_model()
         try:
             model.load_state_dict(read_tensors(path)[0])
@@ -226,7 +260,6 @@ class Run:
         return model.requires_grad_(False).eval()
 
     def _member(self, round_: int, which: str) -> Path:
-        check_kind(which)
         return self.folder / "members" / _KINDS[which].format(round_)
 
     def save_weights(self, which: str, weights: Sequence[float], how: str) -> None:
@@ -278,22 +311,20 @@ class Follower(Run):
 
     def rewind_metrics(self, round_: int, epoch: int) -> None: ...
 
-    def save_member(self, round_: int, best: State, last: State) -> None: ...
+    def save_member(self, round_: int, best: State, last: State, epochs: Mapping[str, int]) -> None: ...
 
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None: ...
 
 
-def load(run_dir: str | Path, which: str = "best") -> Ensemble | Mixture:
+def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
-    ``which`` is "best" (chosen on validation images) or "last". Members count alike unless ``mrboost reweight`` learned
-    weights for them. Parameters need no gradient, so it plugs into any
-    attack library as it is. A model of your own must be registered before, as it was for training.
+    ``which`` is "best" (the newest member's epoch is chosen on validation images) or "last"; ``rounds`` takes the
+    ensemble as it was after so many of them. Members count alike unless ``mrboost reweight`` learned weights for them.
+    Parameters need no gradient, so it plugs into any attack library as it is. A model of your own must be registered
+    before, as it was for training.
     """
-    run = Run.open(run_dir)
-    members = [run.load_member(i, which) for i in range(1, max(run.rounds_done(), 1) + 1)]
-    combine = Mixture if run.config["recipe"].get("combine") == "Mixture" else Ensemble
-    return combine(members, run.load_weights(which, len(members))).requires_grad_(False).eval()
+    return Run.open(run_dir).classifier(which, rounds)
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -319,6 +350,13 @@ def _digest(weights: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> s
     for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _epoch(path: Path) -> int:
+    epoch = read_facts(path).get("epoch")
+    if not isinstance(epoch, int) or epoch < 1:
+        raise InputError(f"{path} does not say after which epoch its weights were kept: restore it from a copy")
+    return epoch
 
 
 def _is_new(folder: Path) -> bool:

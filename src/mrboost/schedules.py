@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class Schedule(Protocol):
+    @property
+    def settled(self) -> float:
+        """The share of the training after which an epoch may be chosen as the best."""
+
     def __call__(self, progress: float) -> float: ...
 
 
@@ -17,6 +21,10 @@ class Piecewise:
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
 
+    @property
+    def settled(self) -> float:
+        return self.milestones[0] if self.milestones else 2 / 3
+
     def __call__(self, progress: float) -> float:
         return self.factor ** sum(progress >= milestone for milestone in self.milestones)
 
@@ -25,6 +33,7 @@ class Piecewise:
 class OneCycle:
     """Rise linearly to the base rate over the first ``warmup`` of the training, then fall linearly to zero."""
 
+    settled: ClassVar[float] = 2 / 3
     warmup: float = 0.3
 
     def __call__(self, progress: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 
 Check = Callable[[Any], bool]
 
@@ -40,6 +40,8 @@ _CONFIG: dict[str, Check] = {
     "norm": _text,
     "validation": _whole(0, 10**12),
     "select_on": _text,
+    "past": lambda value: value in (None, "last", "best"),
+    "judge_step": lambda value: _number(value) and value > 0,
     "input.shape": _image_shape,
     "input.classes": _whole(2, 100_000),
     "input.fingerprint": _text,
@@ -68,6 +70,11 @@ _OUTCOME: dict[str, Check] = {
 
 
 def check_config(config: dict[str, Any], path: Path) -> None:
+    if config.get("format") == 1:
+        raise InputError(
+            f"{path} was written by mrboost 0.1, whose past members and held-out images were others: train it anew, or "
+            "evaluate it with that version"
+        )
     if config.get("format", FORMAT) != FORMAT:
         raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
     where = f"{path} is not a run's configuration"

@@ -27,12 +27,28 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file)  # noqa: SIM118 — not a mapping
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts of such a file, without its tensors."""
+    with _opened(path) as file:
+        return _facts(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 — not a mapping
+            yield file
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a whole safetensors file ({error}): restore it from a copy") from None
+
+
+def _facts(file: Any) -> dict[str, Any]:
+    facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+    return facts if isinstance(facts, dict) else {}
 
 
 def write_json(path: Path, value: object) -> None:

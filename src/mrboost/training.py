@@ -41,6 +41,8 @@ class Fitted:
 
     best: State
     last: State
+    best_epoch: int
+    epochs: int
 
 
 def fit(
@@ -58,8 +60,8 @@ def fit(
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
 
-    The best epoch (``checkpoint.best_epoch``) is chosen by the ensemble of ``past`` and learner on ``held_out``; where
-    the sampler ignores the past, the learner alone is judged.
+    The best epoch (``checkpoint.best_epoch``) is chosen, late in the training, by the ensemble of ``past`` and learner
+    on ``held_out``; where the sampler ignores the past, the learner alone is judged.
     With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
     """
     state = begin(learner, config, fabric)
@@ -79,14 +81,14 @@ def fit(
             _agree(state, fabric)
             judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
             clean, robust = _validate(judged, held_out, config, fabric)
-            state.score(robust, config.select_on, len(held_out))
+            state.score(robust, config, len(held_out))
             row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
             if run is not None:
                 run.log(row)
                 state.save(run, round_)
             if progress:
                 meter.tell(_epoch_line(row, config, state))
-    return Fitted(state.best, copy_state(state.kept))
+    return Fitted(state.best, copy_state(state.kept), state.best_epoch, state.epoch)
 
 
 def _agree(state: Progress, fabric: Fabric) -> None:

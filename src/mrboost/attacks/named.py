@@ -34,8 +34,11 @@ _NAMES: dict[str, Callable[[float, str], Attack]] = {
 EXAMPLES = ("pgd-20", "pgd-100", "pgd-mce-20", *_NAMES)
 
 
-def named(name: str, eps: float = 8 / 255, norm: str = "Linf") -> Attack:
-    """The attack called ``name``: one of ``EXAMPLES``, or any ``pgd[-LOSS]-STEPS`` with LOSS one of mce, margin."""
+def named(name: str, eps: float = 8 / 255, norm: str = "Linf", step_size: float | None = None) -> Attack:
+    """The attack called ``name``: one of ``EXAMPLES``, or any ``pgd[-LOSS]-STEPS`` with LOSS one of mce, margin.
+
+    ``step_size`` is that of ``pgd-N``, a quarter of eps if not given.
+    """
     if name in _NAMES:
         return _NAMES[name](eps, norm)
     match = re.fullmatch(r"pgd(?:-([a-z]+))?-(\d{1,6})", name)
@@ -46,4 +49,4 @@ def named(name: str, eps: float = 8 / 255, norm: str = "Linf") -> Attack:
         raise unknown_name("attack loss", loss, [key for key in _LOSSES if key])
     if steps < 1:
         raise InputError(f"attack {name!r} has no steps: use pgd-20, say")
-    return PGD(eps, norm, steps=steps, loss=_LOSSES[loss])
+    return PGD(eps, norm, steps=steps, step_size=step_size, loss=_LOSSES[loss])

@@ -67,6 +67,15 @@ class Gaussian:
         return random_like(torch.randn, x, source) * self.std
 
 
+STARTS: dict[str, Start] = {
+    "uniform": Uniform(),
+    "half": Uniform(0.5),
+    "gaussian": Gaussian(),
+    "clean": FromClean(),
+}
+"""Starts by the names that the command line uses."""
+
+
 def ascend(
     objective: Objective,
     x: Tensor,

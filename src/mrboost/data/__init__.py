@@ -9,7 +9,7 @@ Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belong
 attack's eps always means the same thing.
 """
 
-from mrboost.data.dataset import Dataset, Defaults, Split, as_tensors, drawn, from_tensors, hold_out
+from mrboost.data.dataset import Dataset, Defaults, Split, as_tensors, drawn, from_tensors, hold_out, validation_split
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import defaults, describe, load, names
 
@@ -29,4 +29,5 @@ __all__ = [
     "hold_out",
     "load",
     "names",
+    "validation_split",
 ]

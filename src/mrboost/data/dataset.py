@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mrboost.errors import InputError, unknown_name
+from mrboost.seeds import derive
 
 MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division by zero
 CHUNK_VALUES = 2**22  # pixels converted to float64 at a time: 32 MiB
@@ -217,6 +218,14 @@ def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
     """(rest, validation): `count` images drawn from `train`, as `drawn` has it; both parts keep its order."""
     held = drawn(train, count, seed)
     return train[~held], train[held]
+
+
+def validation_split(train: Split, count: int) -> tuple[Split, Split]:
+    """(rest, validation): the one split of a data set for `count` images, whatever the seed of a training.
+
+    So networks of several seeds can be joined and weighted on images that none of them was trained on.
+    """
+    return hold_out(train, count, derive(0, "hold out"))
 
 
 def drawn(train: Split, count: int, seed: int) -> Tensor:

@@ -169,11 +169,9 @@ class Training:
         return self.request.scale.attacks.get(attack, attack)
 
     def kept_as(self, attack: str) -> str:
-        """Its name in the run's results: ``evaluate`` has a PGD with steps of eps/4, and longer ones on mixtures."""
-        name, usual = self.actual(attack), defaults(self.data, 1)
-        name += f", pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else ""
-        share = f"{usual.eps / usual.step_size:g}"
-        return f"{name}, step eps/{share}" if "pgd-" in name and share != "4" else name
+        """Its name in the run's results: on mixtures, that of the PGD too."""
+        name = self.actual(attack)
+        return f"{name}, pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else name
 
     def stages(self) -> Iterator[Stage]:
         """All its evaluations."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
 from mrboost.boosting import boost
 from mrboost.config import resolve
-from mrboost.data import Dataset, defaults
+from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
@@ -96,18 +95,13 @@ def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, A
 
 def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:
     """The attacks by name in the results, PGD with the data's step: in the paper 1/255 on SVHN, 2/255 elsewhere."""
-    eps, norm = run.config["eps"], run.config["norm"]
-    usual = defaults(training.data, run.config["input"]["shape"][1])
-    step = usual.step_size * eps / usual.eps
+    eps, norm, step = run.config["eps"], run.config["norm"], run.config["judge_step"]
     inner = PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step)
     special = attacks_on(model, inner) if isinstance(model, Mixture) else {}
-    found: dict[str, Attack] = {}
-    for name in names:
-        actual = training.actual(name)
-        attack = special.get(actual) or named(actual, eps, norm)
-        stepping = isinstance(attack, PGD) and actual.startswith("pgd-")
-        found[training.kept_as(name)] = replace(attack, step_size=step) if stepping else attack  # type: ignore[type-var]
-    return found
+    return {
+        training.kept_as(name): special.get(training.actual(name)) or named(training.actual(name), eps, norm, step)
+        for name in names
+    }
 
 
 def device_name(device: str) -> str:

@@ -12,7 +12,7 @@ from mrboost.runs import Run, describe
 
 from .planning import Training
 
-_LATER = {"format", "versions", "data_dir", "train_images", "first", "rounds", "later_epochs", "later_lr"}
+_LATER = {"format", "versions", "data_dir", "train_images", "first", "rounds", "later_epochs", "later_lr", "past"}
 _OF_ROUNDS = {"name", "summary", "formula", "reference", "rounds", "init", "scope", "combine", "model"}
 
 
@@ -31,6 +31,6 @@ def find_first_round(training: Training, dataset: Dataset) -> Path | None:
 def _first_round(config: Mapping[str, Any]) -> dict[str, Any]:
     """What decides the first network of a run; an attack on the ensemble so far is then one on the learner alone."""
     recipe = {key: value for key, value in config["recipe"].items() if key not in _OF_ROUNDS}
-    if recipe["sampler"]["part"] in ("Learner", "All"):
+    if recipe["sampler"]["part"] in ("Learner", "All") and recipe["sampler"].get("aggressive", True):
         recipe["sampler"] = {"loss": recipe["sampler"]["loss"]}
     return {key: value for key, value in config.items() if key not in _LATER} | {"recipe": recipe}
