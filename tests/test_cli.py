@@ -248,8 +248,8 @@ def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path, capsys: pytest.Cap
     [
         ("config.json", b"{", "is not valid JSON"),
         ("config.json", b"[]", "must hold a JSON object"),
-        ("config.json", b'{"format": 1}', "it lacks recipe.name"),
-        ("config.json", b'{"format": 1, "recipe": {"name": "at", "summary": ""}, "data": 7}', "data is '7'"),
+        ("config.json", b'{"format": 2}', "it lacks recipe.name"),
+        ("config.json", b'{"format": 2, "recipe": {"name": "at", "summary": ""}, "data": 7}', "data is '7'"),
         ("metrics.jsonl", b"5\n", "no epoch's metrics"),
         ("results.json", b'{"evaluations": [{}]}', "it lacks weights"),
         ("results.json", b'{"curve": 5}', "curve is not an object"),
@@ -352,13 +352,15 @@ def test_weights_of_another_model_are_refused(run: Path, capsys: pytest.CaptureF
     write_tensors(run / "members" / "01.safetensors", other.state_dict(), {})
     assert "does not fit model 'cnn-digits'" in error_of(capsys, "evaluate", run)
     (run / "members" / "01.safetensors").unlink()
-    assert "no finished member 1" in error_of(capsys, "evaluate", run)
+    assert "no finished round 1 (members/01.safetensors is missing)" in error_of(capsys, "evaluate", run)
 
 
 def test_a_newer_format_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "format": 99}))
     assert "has format 99" in error_of(capsys, "evaluate", run)
+    (run / "config.json").write_text(json.dumps({**config, "format": 1}))
+    assert "was written by mrboost 0.1" in error_of(capsys, "evaluate", run)
 
 
 def test_load_gives_a_plain_module(trained: Path, digits) -> None:

@@ -201,7 +201,7 @@ def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = json_of(capsys, "evaluate", run, "--attack", "fgsm, pgd-2", "--weights", "best,best", "--n", "10")
     assert [[o["attack"] for o in e["outcomes"]] for e in found["evaluations"]] == [["clean", "fgsm", "pgd-2"]]
     (run / "members" / "01.safetensors").unlink()
-    assert "no finished member 1" in error_of(capsys, "evaluate", run, "--staged")
+    assert "no finished round 1" in error_of(capsys, "evaluate", run, "--staged")
 
 
 def test_an_interrupted_evaluation_outlives_others(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,10 @@ def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsy
 OTHERS = {
     "eps": 0.2, "norm": "L2", "steps": 3, "step_size": 0.01, "batch_size": 64, "lr": 0.05, "later_lr": 0.01,
     "validation": 20, "select_on": "test", "precision": "32-true", "fast": "off", "schedule": "one-cycle", "ema": 0.9,
-    "clip": 1.0, "awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "padding": 2, "flip": None,
+    "clip": 1.0, "awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "padding": 2, "flip": None, "start": "half",
+    "aggressive": False, "past": "best",
 }  # fmt: skip
+OF_OTHER_RECIPES = {"eta", "penalty"}
 IN_THE_NAME = {"model", "rounds", "epochs", "later_epochs", "seed"}
 
 
@@ -88,7 +90,7 @@ def _begin(training: studies.Training) -> Path:
 
 
 def test_every_option_is_told_apart() -> None:
-    assert OTHERS.keys() | IN_THE_NAME == Options.__annotations__.keys()
+    assert OTHERS.keys() | IN_THE_NAME | OF_OTHER_RECIPES == Options.__annotations__.keys()
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -243,15 +245,17 @@ def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
     svhn, cifar10, *_ = {
         t.data: t for t in studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
     }.values()
-    config = {"eps": 8 / 255, "norm": "Linf", "step_size": 7 / 255, "input": {"shape": [3, 32, 32]}}
-    run = SimpleNamespace(config=config)  # steps of the training that are fewer and longer are not the evaluation's
     model = mrboost.Ensemble([torch.nn.Flatten()])
-    found = running.attacks_of(svhn, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
-    assert list(found) == ["fgsm", "pgd-20, step eps/8", "pgd-mce-20, step eps/8"], "not what evaluate calls pgd-20"
-    assert found["pgd-20, step eps/8"] == PGD(8 / 255, steps=20, step_size=1 / 255)
-    assert found["pgd-mce-20, step eps/8"].step_size == 1 / 255
-    assert found["fgsm"].step_size != 1 / 255
-    assert running.attacks_of(cifar10, run, ("pgd-20",), model)["pgd-20"].step_size == 2 / 255
+    for training, step in ((svhn, 1 / 255), (cifar10, 2 / 255)):
+        x, y = torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2
+        data = Dataset(training.data, Split(x, y), Split(x, y), ("a", "b"), mrboost.data.defaults(training.data, 32))
+        config = resolve(training.recipe, data, steps=3)  # fewer and longer steps of the training are not the judge's
+        assert config.step_size > config.judge_step == step
+        run = SimpleNamespace(config=config.describe())
+        found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
+        assert found["pgd-20"] == PGD(8 / 255, steps=20, step_size=step) == config.judge(20)
+        assert found["pgd-mce-20"].step_size == step
+        assert found["fgsm"].step_size == 8 / 255
 
 
 def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:

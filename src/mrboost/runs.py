@@ -250,7 +250,10 @@ class Run:
 
     def _load(self, path: Path) -> nn.Module:
         if not path.exists():
-            raise InputError(f"{str(self.folder)!r} has no member {path.name}: go on with mrboost train --resume")
+            raise InputError(
+                f"{str(self.folder)!r} has no finished round {int(path.name[:2])} (members/{path.name} is missing): "
+                f"train it to its end with mrboost train --resume --out {self.folder}"
+            )
         model = self.new_model()
         try:
             model.load_state_dict(read_tensors(path)[0])

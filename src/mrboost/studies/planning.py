@@ -93,6 +93,8 @@ class Request:
         rounds = options["rounds"] if boosted and "rounds" in options else study.options.get("rounds", recipe.rounds)
         if rounds == 1:
             options = {key: value for key, value in options.items() if not key.startswith("later_")}
+        if not recipe.coupled:
+            options.pop("past", None)
         options |= {"rounds": rounds, "seed": seed}
         epochs = "-".join(str(options[name]) for name in ("epochs", "later_epochs") if name in options)
         folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{epochs}-seed{seed}"
