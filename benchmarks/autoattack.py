@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mrboost.arguments import fraction
 from mrboost.attacks import APGD, AutoAttack
-from mrboost.attacks.queue import run
+from mrboost.attacks.survivors import run
+from mrboost.cli.arguments import fraction
 from mrboost.devices import exact_float32
-from mrboost.results import draw, load_data, load_model
 from mrboost.runs import Run
+from mrboost.runs.evaluate_run import draw, load_data, load_model
 from mrboost.threat import ball
 
 

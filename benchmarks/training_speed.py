@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from mrboost import models, recipes
 from mrboost.attacks import attacked
-from mrboost.config import Config, resolve
-from mrboost.copies import quick
 from mrboost.data import Dataset
 from mrboost.devices import exact_float32, make_fabric, place
-from mrboost.steps import Step
-from mrboost.training import begin
+from mrboost.recipes.config import Config, resolve
+from mrboost.speed.copies import quick
+from mrboost.training.fit import begin
+from mrboost.training.step import Step
 
 Train = Callable[[Tensor, Tensor], None]
 

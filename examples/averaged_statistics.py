@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mrboost.attacks import PGD
-from mrboost.average import BATCHES, Average
-from mrboost.schedules import OneCycle
+from mrboost.recipes import OneCycle
+from mrboost.training.ema import BATCHES, Average
 
 WIDTHS = (16, 16, 16, 32, 32, 32, 64, 64)
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 import mrboost
 from mrboost import recipes
-from mrboost.checkpoint import Progress, State, copy_state
-from mrboost.config import resolve
+from mrboost.recipes.config import resolve
+from mrboost.training.state import Progress, State, copy_state
 
 EPS = 0.15
 Rule = Callable[[Sequence[float], float], int]

@@ -21,11 +21,9 @@ import mrboost
 from _jobs import side_by_side
 from mrboost import recipes
 from mrboost.attacks import Gaussian
-from mrboost.awp import AWP
 from mrboost.data import Dataset, hold_out
 from mrboost.losses import Smoothed, margin_cross_entropy, margin_kl_divergence
-from mrboost.objectives import OnPerturbed, Trades
-from mrboost.samplers import Diverge
+from mrboost.recipes import AWP, Diverge, OnPerturbed, Trades
 
 ROWS = [
     "at",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mrboost
 from mrboost import recipes
-from mrboost.exponential import Exp
+from mrboost.recipes import Exp
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mrboost import game
-from mrboost.plots import COLORS
+from mrboost.plots.figures import COLORS
 from mrboost.studies.figures import stump_game
 
 RATES: tuple[float | str, ...] = ("theorem", "anytime", "practical", 0.3, 1.0)

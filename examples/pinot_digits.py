@@ -15,7 +15,7 @@ import statistics
 import mrboost
 from mrboost.attacks import PGD, Attack
 from mrboost.attacks.arc import ARC
-from mrboost.mixtures import attacks_on
+from mrboost.attacks.mixtures import attacks_on
 
 EPS, SEEDS = 0.15, (0, 1, 2)
 

@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from mrboost import game
-from mrboost.plots import COLORS
+from mrboost.plots.figures import COLORS
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mrboost.attacks import APGD, FAB, Search, Square
-from mrboost.cli import main
-from mrboost.doubts import Doubt
+from mrboost.cli.commands import main
+from mrboost.evaluation.doubts import Doubt
 from mrboost.losses import dlr, margin_cross_entropy
 
 _GIVEN_DATA = os.environ.get("MRBOOST_DATA")

@@ -45,3 +45,18 @@ def test_the_package_has_what_it_names() -> None:
     assert set(mrboost.__all__) <= set(dir(mrboost))
     with pytest.raises(AttributeError, match="'mrboost' has no attribute 'boots'"):
         mrboost.boots  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(mrboost._MOVED))
+def test_documented_modules_keep_their_names(name: str) -> None:
+    """Either name can be imported first; both are one module, whose own imports go on to work."""
+    moved = mrboost._MOVED[name].removeprefix(".")
+    for first, second in ((name, moved), (moved, name)):
+        script = f"""if True:
+            import sys, mrboost
+            assert "torch" not in sys.modules
+            import mrboost.{first} as first, mrboost.{second} as second
+            assert first is second is sys.modules["mrboost.{moved}"]
+            assert first.__name__ == first.__spec__.name == "mrboost.{moved}"
+            """
+        subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=120)

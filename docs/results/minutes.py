@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mrboost.plots import COLORS, as_svg, dress
+from mrboost.plots.figures import COLORS, as_svg, dress
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Load the commands, which takes a second, and run one; the exit status."""
     try:
-        from .cli import main as run
+        from .cli.commands import main as run
 
         return run()
     except KeyboardInterrupt:

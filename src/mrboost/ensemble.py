@@ -10,8 +10,8 @@ from operator import add
 import torch
 from torch import Tensor, nn
 
-from .behind import networks
 from .errors import InputError
+from .networks import networks
 
 
 def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from .apgd import APGD
 from .autoattack import AutoAttack
 from .base import Attack, Classifier, attacked
 from .fab import FAB
-from .named import named
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
+from .registry import named
 from .search import Search
 from .square import Square
 from .transfer import Transfer

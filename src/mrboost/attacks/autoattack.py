@@ -24,9 +24,9 @@ from mrboost.threat import ball
 from .apgd import APGD
 from .base import Classifier, warn_of_probabilities
 from .fab import FAB
-from .queue import run
 from .search import Search, seed_of
 from .square import Square
+from .survivors import run
 
 UP_TO = " up to "
 """In the name of one that ends early, before the name of the last attack."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from textwrap import shorten
 from typing import Protocol
@@ -14,11 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mrboost.behind import networks
 from mrboost.devices import dtype_of
 from mrboost.errors import InputError, UnfitError
+from mrboost.files import State
 from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
+from mrboost.networks import networks
 from mrboost.seeds import keep_random_state
+from mrboost.threat import Threat, ball, wide
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function."""
@@ -241,3 +244,68 @@ def columns(function: Classifier, x: Tensor) -> tuple[Tensor, Iterator[Tensor | 
         return torch.autograd.grad(again, x, allow_unused=True)[0]
 
     return values.detach(), map(gradient, range(len(sums)))
+
+
+@dataclass(frozen=True)
+class BatchedSearch(ABC):
+    """An attack as a machine that moves many points at once."""
+
+    eps: float = 8 / 255
+    norm: str = "Linf"
+    steps: int = field(default=100, kw_only=True)
+    seed: int | None = field(default=0, kw_only=True)
+
+    patient = False
+    """Whether a hit must wait for the job's end (a randomised model may answer otherwise the next time)."""
+    strides = (5, 10)
+    """Steps between two looks at the lanes: on the CPU, and where looking means waiting for a device."""
+
+    def __post_init__(self) -> None:
+        ball(self.norm, self.eps)
+        if self.steps < 1:
+            raise InputError(f"{self.name} needs at least 1 step, got {self.steps}")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name that tables use."""
+
+    @property
+    def threat(self) -> Threat:
+        return ball(self.norm, self.eps)
+
+    def jobs(self, classes: int) -> int:  # noqa: ARG002 — some have one for each target
+        """How many runs a point gets: restarts and targets."""
+        return 1
+
+    def check(self, x: Tensor, classes: int) -> None:  # noqa: B027 — most searches work on anything
+        """Refuse images or models that this search cannot work on, before anything is computed."""
+
+    def within(self, lanes: int) -> BatchedSearch:  # noqa: ARG002
+        """The same search, that evaluates no more than so many images at a time."""
+        return self
+
+    def evaluations(self) -> int:
+        """Evaluations of the model in one job."""
+        return self.steps
+
+    def work(self, classes: int) -> int:
+        """Evaluations of the model for one image that withstands."""
+        return self.jobs(classes) * self.evaluations()
+
+    @abstractmethod
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
+        """Fresh lanes for points ``x``, each about to run its job number ``job``; ``keys`` belong to point and job."""
+
+    @abstractmethod
+    def step(self, model: Classifier, state: State) -> State:
+        """One evaluation of every lane, or several; waits for nothing on the device."""
+
+    def advance(self, model: Classifier, state: State) -> State:
+        """A step of the lanes that have evaluations left; the others keep what they found."""
+        over, new = state["t"] >= self.evaluations(), self.step(model, state)
+        return new | {key: torch.where(wide(over, new[key]), state[key], new[key]) for key in ("t", "hit", "found")}
+
+    def refute(self, state: State, lanes: Tensor) -> None:
+        """The model itself does not agree that these lanes were hits: go on."""
+        state["hit"][lanes] = False

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mrboost.attacks.mixtures import ON_MIXTURES
 from mrboost.errors import look_up
-from mrboost.mixtures import ON_MIXTURES
 
 from .figures import Drawing, contours, theory
 

@@ -10,8 +10,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from mrboost import game
+from mrboost.evaluation.result import format_eps
 from mrboost.losses import cross_entropy, margin_cross_entropy
-from mrboost.outcomes import format_eps
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Drawing:
 
 def contours(scale: str, *, progress: bool = False) -> Drawing:  # noqa: ARG001 — drawn at once at every scale
     """MCE(g, 0, 1) and 2 CE(g, 0) for K = 3 over the first two logits, the third being 0."""
-    from mrboost import plots  # matplotlib takes a second
+    from mrboost.plots import figures as plots  # matplotlib takes a second
 
     axis = torch.linspace(-5, 5, 31 if scale == "smoke" else 81, dtype=torch.float64)
     mce, ce = _losses(*torch.meshgrid(axis, axis, indexing="xy"))
@@ -73,7 +73,7 @@ def stump_game(first: int = 3, second: int = 8, perturbations: int = 16, eps: fl
 
 def theory(scale: str, *, progress: bool = False) -> Drawing:
     """Theorem 4's ξ(t) against the gap along a run of Algorithm 1 on stumps, and Proposition 3's example."""
-    from mrboost import plots
+    from mrboost.plots import figures as plots
 
     rounds, perturbations = {"full": (10_000, 16), "short": (2_000, 16), "smoke": (200, 2)}[scale]
     payoff = stump_game(perturbations=perturbations)

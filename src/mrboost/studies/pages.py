@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from mrboost import __version__, plots
-from mrboost.page import embedded, html_page, table
+from mrboost import __version__
+from mrboost.files import write_texts
+from mrboost.plots import figures as plots
+from mrboost.plots.html import embedded, html_page, table
 from mrboost.runs import Run
-from mrboost.storage import write_texts
 
 from .declared import SCALES, STUDIES
 from .figures import Table

@@ -16,12 +16,12 @@ from typing import Any
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.config import as_said, describe_parts, differences, usual, usual_validation
+from mrboost.attacks.mixtures import ON_MIXTURES
 from mrboost.data import defaults, load
 from mrboost.data.sources import FOLDER, train_images, whole_name
 from mrboost.errors import InputError
-from mrboost.mixtures import ON_MIXTURES
-from mrboost.runs import Run, slug
+from mrboost.recipes.config import as_said, describe_parts, usual, usual_validation
+from mrboost.runs import Run, differences, slug
 
 from .declared import Row, Said, Scale, Study
 

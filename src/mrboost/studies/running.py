@@ -13,17 +13,17 @@ import torch
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
-from mrboost.boosting import boost
-from mrboost.config import resolve
+from mrboost.attacks.mixtures import attacks_on
 from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
-from mrboost.measured import UnfinishedError
-from mrboost.meter import note
-from mrboost.mixtures import attacks_on
-from mrboost.results import clear, evaluate_run, place_of
+from mrboost.evaluation.measured import UnfinishedError
+from mrboost.progress import note
+from mrboost.recipes.config import resolve
 from mrboost.runs import Run
+from mrboost.runs.evaluate_run import clear, evaluate_run, place_of
+from mrboost.training.boost import boost
 
 from .planning import MIXTURE_STEPS, Training
 from .twins import find_first_round

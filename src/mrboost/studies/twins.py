@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mrboost.config import resolve
 from mrboost.data import Dataset
-from mrboost.runs import Run, describe
+from mrboost.recipes.config import describe, resolve
+from mrboost.runs import Run
 
 from .planning import Training
 

@@ -1,0 +1,368 @@
+"""The command line: ``mrboost train | evaluate | join | reweight | report | study | recipes | data``.
+
+Every mistake of the user ends in one line on standard error and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from mrboost import data, recipes
+from mrboost.devices import is_first_process, leave, speaks_for_its_node
+from mrboost.errors import InputError, LostProcessError
+from mrboost.evaluation.measured import UnfinishedError
+from mrboost.evaluation.result import Evaluation, format_eps
+from mrboost.recipes.config import Options, as_said, describe_parts
+from mrboost.runs import Run, check_kind, slug
+from mrboost.runs.compare import curve, curve_table, text_table
+from mrboost.runs.evaluate_run import clear, evaluate_run, place_of, reweight_run
+from mrboost.runs.join import join
+from mrboost.training.boost import boost
+
+from .arguments import parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 2 for the user's mistakes, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone still gets its table
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports how it counts processes
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options = parse(given, COMMANDS)
+        options.arguments = given
+        for module in getattr(options, "imports", ()):
+            _import(module)
+        options.run(options)
+    except BrokenPipeError:  # the reader, head say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (InputError, OSError) as error:
+        if not speaks_for_its_node() and not isinstance(error, LostProcessError):
+            time.sleep(5)  # a mistake that all share is said by the first of them, whose end then ends this one
+        print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except torch.OutOfMemoryError as error:
+        print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nmrboost: interrupted{GOES_ON.get(given[0], '') if given else ''}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _where(options: argparse.Namespace) -> dict[str, Any]:
+    """What the commands that compute have in common."""
+    return {
+        "device": options.device, "data_dir": options.data_dir, "verify": options.verify, "progress": not options.quiet,
+    }  # fmt: skip
+
+
+# train
+
+
+def _train(options: argparse.Namespace) -> None:
+    said = {key: value for key in Options.__annotations__ if (value := getattr(options, key)) is not None}
+    name, source, data_dir = options.recipe, options.data, options.data_dir
+    if name is None:
+        if not (options.resume and options.out):
+            raise InputError("give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)")
+        config = Run.open(options.out).config
+        if "joined" in config:
+            raise InputError(f"{str(options.out)!r} joins networks that were trained apart: train those, and join them")
+        name, source = config["recipe"]["name"], config["data"] if source is None else source
+        data_dir = config.get("data_dir") if data_dir is None else data_dir
+        said = as_said(config) | said
+    recipe, source = recipes.get(name), "digits" if source is None else source
+    out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
+    where = _where(options) | {"data_dir": data_dir}
+    boost(recipe, source, out=out, resume=options.resume, first=options.first, **where, **cast(Options, said))
+    if not is_first_process():
+        return
+    run = Run.open(out)
+    summary = _summary(run)
+    if options.json:
+        print(json.dumps(summary, indent=2))
+        return
+    part = run.config["select_on"]
+    print(f"trained {recipe.name} on {source}: {out}")
+    for row in summary["rounds"]:
+        for which in ("best", "last"):
+            epoch = row[which]
+            print(
+                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean {epoch['clean']:.2%}  "
+                f"pgd-20 {epoch['robust']:.2%}"
+            )
+    same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
+    print(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """The best and the last epoch of each round."""
+    rounds = []
+    for round_ in range(1, run.rounds_done() + 1):
+        rows = {row["epoch"]: row for row in run.metrics() if row["round"] == round_}
+        epochs = run.epochs(round_)
+        if missing := set(epochs.values()) - rows.keys():
+            raise InputError(
+                f"{run.folder / 'metrics.jsonl'} has no line of round {round_}, epoch {min(missing)}: restore it from "
+                "a copy; the weights are there, mrboost evaluate works"
+            )
+        rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
+    return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
+
+
+# evaluate
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    run = Run.open(options.target)
+    kinds, stages = _classifiers(options, run)
+    attacks, norm = [name.strip() for name in options.attack.split(",")], options.norm or run.config["norm"]
+    radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
+    asked = {"attack": attacks, "adaptive": options.adaptive, "n": options.n, "eps": radii, "norm": norm}
+    place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
+    if options.resume and not options.quiet and is_first_process():
+        saved = any(place.rglob("*.safetensors"))
+        found = (
+            f"goes on with what is saved in {place}" if saved else "nothing is saved of this evaluation, it starts anew"
+        )
+        print(f"mrboost: {found}", file=sys.stderr)
+    documents: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    stopped: list[str] = []
+    for which, rounds, eps in product(kinds, stages, options.eps):
+        keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
+        result, problem = _evaluate_one(options, attacks, which, rounds, eps, keep)
+        if problem:
+            several = len(kinds) * len(stages) * len(options.eps) > 1
+            of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: " if several else ""
+            stopped.append(of + problem)
+        documents.append({"weights": which, "members": rounds, **result.to_dict()})
+        if len(options.eps) > 1 and eps == options.eps[-1]:
+            points = curve(documents[-len(options.eps) :])
+            curves.append({"weights": which, "members": rounds, "points": points})
+        if not options.json and is_first_process():
+            members = run.rounds_done()
+            of = f" of {members} members" if rounds == members else f" of the first {rounds} of {members} members"
+            print(f"{options.target}, {which} weights{of if members > 1 else ''}: {result}")
+            if len(options.eps) > 1 and eps == options.eps[-1]:
+                print("\n" + curve_table(points))
+    leave()
+    if not is_first_process():
+        return
+    if options.json:
+        printed: dict[str, Any] = {"run": options.target, "evaluations": documents}
+        print(json.dumps(printed | ({"curves": curves} if curves else {}), indent=2))
+    if stopped:
+        some = any(document["outcomes"] for document in documents)
+        raise InputError("; ".join([*stopped, *(["all else was measured"] if some else [])]))
+    clear(place)
+
+
+def _evaluate_one(
+    options: argparse.Namespace, attacks: list[str], which: str, rounds: int, eps: float | None, keep: Path
+) -> tuple[Evaluation, str]:
+    """What was found of one classifier in one ball, and what failed, if something did."""
+    try:
+        return evaluate_run(
+            options.target, attacks, which=which, rounds=rounds, n=options.n, eps=eps, norm=options.norm,
+            batch_size=options.batch_size, check=options.check, fit=options.adaptive, keep=keep, resume=options.resume,
+            examples=options.examples, **_where(options),
+        ), ""  # fmt: skip
+    except UnfinishedError as error:
+        return error.evaluation, str(error)
+
+
+def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
+    """Which weights and how many members are asked for."""
+    kinds, members, planned = list(dict.fromkeys(options.weights.split(","))), run.rounds_done(), run.config["rounds"]
+    for which in kinds:
+        check_kind(which)
+    if options.staged and options.rounds is not None:
+        raise InputError("--staged is after each round and --rounds after one: give one of them")
+    last = max(1, members)  # of none, the first is said to be missing
+    stages = list(range(1, last + 1)) if options.staged else [last if options.rounds is None else options.rounds]
+    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
+        raise InputError(
+            "--examples holds those of one classifier and ball: leave out --staged, give one of --weights and --eps"
+        )
+    if 0 < members < planned and is_first_process():
+        print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
+    return kinds, stages
+
+
+def _join(options: argparse.Namespace) -> None:
+    members = len(join(options.targets, options.out))
+    if options.json:
+        print(json.dumps({"run": str(options.out), "members": members}, indent=2))
+    else:
+        print(f"joined {members} networks: {options.out}")
+        print(f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged")
+
+
+def _reweight(options: argparse.Namespace) -> None:
+    weights = reweight_run(options.target, objective=options.objective, which=options.weights, **_where(options))
+    if options.json:
+        print(json.dumps({"run": options.target, "weights": weights}, indent=2))
+    else:
+        print(f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}")
+        print("earlier figures of all members are not of these weights: mrboost evaluate measures them")
+
+
+# report
+
+
+def _report(options: argparse.Namespace) -> None:
+    from mrboost.report import write_report  # matplotlib takes a second that no other command needs
+
+    out = options.out or Path(options.targets[0]) / "report.html"
+    path = write_report(
+        options.targets, out, n=options.n, attack=options.attack, plots_dir=options.plots, **_where(options)
+    )
+    print(json.dumps({"report": str(path)}) if options.json else f"{text_table(options.targets)}\nreport: {path}")
+
+
+# study
+
+
+def _study(options: argparse.Namespace) -> None:
+    from mrboost import studies
+
+    if options.list or options.name is None:
+        if not options.list:
+            raise InputError("give the NAME of a study (list: mrboost study --list)")
+        print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
+        return
+    said = {key: value for key in Options.__annotations__ if (value := getattr(options, key, None)) is not None}
+    study, scale = studies.get(options.name), studies.get_scale(options.scale)
+    out = options.out or Path("studies") / scale.name
+    request = studies.Request(
+        study, scale, out, tuple(options.data), tuple(options.seeds), options.n, tuple(options.also), said
+    )
+    trainings = request.trainings()
+    chosen = studies.choose(trainings, options.only, options.part)
+    for training in chosen if options.part else trainings:
+        training.run()  # one of another configuration, that the page could not show, is refused before any training
+    found: dict[str, Any] = {"study": study.name, "scale": scale.name, "runs": [str(t.folder) for t in chosen]}
+    if options.plan:
+        commands = {"commands": [t.command() for t in chosen]}
+        print(json.dumps(found | commands, indent=2) if options.json else studies.plan(chosen))
+        return
+    studies.carry_out(chosen, **_where(options))
+    if options.part is None:
+        page = studies.compose(
+            request, shlex.join(["mrboost", *options.arguments]), options.device, progress=not options.quiet
+        )
+        markdown, html = page.write(out, study.name)
+        found |= {"markdown": str(markdown), "html": str(html)}
+    if options.json:
+        print(json.dumps(found, indent=2))
+    elif options.part is None:
+        print(f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}")
+    else:
+        print(f"{len(chosen)} trainings done: gather {out / 'runs'} of all parts, then the command without --part")
+
+
+# recipes and data
+
+
+def _recipes(options: argparse.Namespace) -> None:
+    chosen = [recipes.get(options.show)] if options.show else list(recipes.RECIPES.values())
+    if options.json:
+        described = [describe_parts(recipe) for recipe in chosen]
+        print(json.dumps(described[0] if options.show else described, indent=2))
+    elif options.markdown:
+        print(_composition(chosen))
+    elif options.show:
+        for key, value in describe_parts(chosen[0]).items():
+            if key != "part":
+                print(f"{key:<13} {_inline(value).replace('{}', 'DATA') if key == 'model' else _inline(value)}")
+    else:
+        for recipe in chosen:
+            print(f"{recipe.name:<22} {recipe.summary}")
+
+
+def _composition(chosen: Sequence[recipes.Recipe]) -> str:
+    parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
+    lines = [f"| recipe | {' | '.join(parts)} | besides | reference |", "|---" * (len(parts) + 3) + "|"]
+    usual = describe_parts(recipes.AT)
+    for recipe in chosen:
+        described = describe_parts(recipe)
+        cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
+        besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
+        cells.append(", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p]))
+        author, year = recipe.reference.split(",")[0], re.search(r"\d{4}$", recipe.reference)
+        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |")
+    return "\n".join(lines)
+
+
+def _data(options: argparse.Namespace) -> None:
+    names = [options.name] if options.name else data.names()
+    described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
+    if options.name and options.name.startswith("folder:") and described[0]["found"] is None:
+        raise InputError(f"{options.name} does not exist: {described[0]['remedy']}")
+    if options.json:
+        print(json.dumps(described[0] if options.name else described, indent=2))
+        return
+    for facts in described:
+        if options.name:
+            for key, value in facts.items():
+                print(f"{key:<10} {_inline(value)}")
+        else:
+            print(f"{facts['name']:<10} {_inline(facts.get('found') or 'not here: mrboost data ' + facts['name'])}")
+
+
+def _import(module: str) -> None:
+    """Import a module of the user's by its name, from the current folder, or by its path."""
+    path = Path(module.removesuffix(".py"))
+    name = path.name.lstrip(".")
+    sys.path.insert(0, str(Path.cwd() / path.parent))
+    try:
+        importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"cannot import {module!r} ({error}): run from the folder of {name}.py") from None
+    finally:
+        sys.path.pop(0)
+
+
+def _inline(value: object) -> str:
+    """A described part on one line: ``Learner(loss=cross_entropy)``."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{key}={_inline(item)}" for key, item in value.items() if key != "part")
+        return f"{value['part']}({inside})" if "part" in value else inside
+    if isinstance(value, list | tuple):
+        return ", ".join(_inline(item) for item in value)
+    return f"{value:g} ({format_eps(value)})" if isinstance(value, float) and "/" in format_eps(value) else str(value)
+
+
+GOES_ON = {
+    "train": "; --resume goes on after the last whole epoch",
+    "evaluate": "; --resume goes on where it was saved last",
+    "study": "; the study again goes on after the last whole epoch",
+}
+COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "join": _join,
+    "reweight": _reweight,
+    "report": _report,
+    "study": _study,
+    "recipes": _recipes,
+    "data": _data,
+}

@@ -1,0 +1,94 @@
+"""Accuracy against growing radii, and margins: what the plots of a report show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mrboost.attacks import Attack, Classifier, named
+from mrboost.errors import InputError, NanLogitsError
+from mrboost.losses import margin
+from mrboost.progress import Meter
+from mrboost.threat import radius
+
+from .batches import admitted, attacked_batches, fitted, still_correct
+from .inputs import Images, chunks, count
+from .result import wilson_interval
+
+
+class Radius(NamedTuple):
+    """One point of a curve: the accuracy within ``eps``, and its 95 % interval."""
+
+    eps: float
+    accuracy: float
+    interval: tuple[float, float]
+
+
+def robustness_curve(
+    model: Classifier,
+    x: Images,
+    y: Tensor | None,
+    radii: Iterable[float] | float,
+    *,
+    attack: str = "pgd-20",
+    norm: str = "Linf",
+    progress: bool = False,
+) -> list[Radius]:
+    """Accuracy against growing radii, the clean one first.
+
+    The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
+    survivors of the last. Images and labels are given as to ``evaluate``, the attack by its name.
+    """
+    if not isinstance(attack, str):
+        raise InputError(
+            "a curve takes an attack's name, to make one for each radius, "
+            f"got {type(attack).__name__}: give 'pgd-20', say"
+        )
+    every = sorted({0.0, *map(radius, _several(radii))})
+    attacks = [named(attack, eps, norm) if eps != 0 else None for eps in every]
+    seen, standing, whole = 0, torch.zeros(len(every), dtype=torch.float64), count(x)
+    with Meter(progress, "curve", " images") as meter:
+        meter.begin(None if whole is None else whole * len(every))
+        for images, labels in chunks(x, y):
+            if seen == 0:
+                admitted(model, images[:1], labels)
+            alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
+            for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
+                meter.doing(f"eps {eps:g}")
+                _fall(alive, model, images, labels, one, seen)
+                standing[number] += alive.sum()
+                meter(len(images))
+                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
+            seen += len(images)
+    return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(every, standing.tolist(), strict=True)]
+
+
+def _fall(alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int) -> None:
+    """Attack what is ``alive`` of the images, the first of which is number ``first``."""
+    survivors = alive.nonzero().squeeze(1)
+    if len(survivors) == 0:
+        return
+    try:
+        correct = still_correct(model, x[survivors.to(x.device)], y[survivors], attack)
+    except NanLogitsError as error:
+        raise NanLogitsError(first + int(survivors[error.image]), error.attack) from None
+    alive[survivors] = alive[survivors].minimum(correct.double())
+
+
+def _several(radii: object) -> list[object]:
+    """Radii, of which one may come alone."""
+    try:
+        return [radii] if isinstance(radii, str) else list(radii)  # type: ignore[call-overload]
+    except TypeError:  # also of an array or a tensor that is one number
+        return [radii]
+
+
+def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
+    """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
+    found: list[float] = []
+    for _, logits, labels in attacked_batches(*fitted(model, x), y, attack):
+        found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()
+    return found

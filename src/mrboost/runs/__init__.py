@@ -1,0 +1,12 @@
+"""Run folders: what they hold, and what is done with finished ones."""
+
+from .folder import Follower, Run, check_kind, differences, load, slug
+
+__all__ = [
+    "Follower",
+    "Run",
+    "check_kind",
+    "differences",
+    "load",
+    "slug",
+]

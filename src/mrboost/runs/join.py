@@ -1,0 +1,91 @@
+"""Networks that were trained apart, perhaps at the same time on several devices, as the members of one ensemble."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mrboost.ensemble import Ensemble, Mixture
+from mrboost.errors import InputError
+
+from .folder import Run, load
+
+
+def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
+    """The finished networks of several runs, in this order, in a run folder of their own; each counts alike.
+
+    They must be of one model, trained on the same images for the same ball. What their configurations share is that of
+    the new run, and ``joined`` in it says where its networks come from.
+    """
+    sources, out = [Run.open(run) for run in runs], Path(out)
+    _check(sources)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{str(out)!r} exists already: choose another --out")
+    made = out.with_name(f".{out.name}.{os.getpid()}")  # so that out is there whole or not at all
+    try:
+        run = Run.create(made, _describe(sources))
+        for source in sources:
+            for round_ in range(1, (rounds := source.rounds_done()) + 1):
+                run.adopt(source, round_, of=rounds)
+        made.rename(out)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return load(out)
+
+
+def _check(sources: Sequence[Run]) -> None:
+    if len(sources) < 2:
+        raise InputError("there is nothing to join: give two runs or more")
+    first, seen = sources[0], dict[str, str]()
+    for source in sources:
+        name = repr(str(source.folder))
+        if source.rounds_done() < 1:
+            raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
+        if source.config["recipe"].get("combine") == "Mixture":
+            raise InputError(f"{name} is a randomised classifier, which has no mean answer: leave it out")
+        for key in ("input", "model", "eps", "norm", "judge_step"):
+            mine, other = source.config[key], first.config[key]
+            if mine != other:
+                what = "other images" if key == "input" else f"another {key} ({mine!r}, not {other!r})"
+                raise InputError(f"{name} has {what} than {str(first.folder)!r}: join runs that have the same")
+        if (networks := source.fingerprint()) in seen:
+            raise InputError(f"{name} holds the same networks as {seen[networks]}: name them once")
+        seen[networks] = name
+
+
+def _describe(sources: Sequence[Run]) -> dict[str, Any]:
+    configs = [source.config for source in sources]
+    shared = _shared(configs)
+    if not {"validation", "select_on"} <= shared.keys():  # no images that all of them held out
+        shared |= {"validation": 0, "select_on": shared.get("select_on", "validation")}
+    names = dict.fromkeys(config["recipe"]["name"] for config in configs)
+    rounds = sum(source.rounds_done() for source in sources)
+    summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
+    for key in ("data", "data_dir", "versions"):
+        shared |= {key: configs[0][key]} if key in configs[0] else {}
+    return {
+        **{key: value for key, value in shared.items() if key not in ("format", "first")},
+        "recipe": shared["recipe"] | {"name": "joined", "summary": summary},
+        "rounds": rounds,
+        "past": None,
+        "judge_step": configs[0]["judge_step"],
+        "joined": [
+            {"run": str(source.folder), "recipe": source.config["recipe"]["name"], "of": source.fingerprint()}
+            for source in sources
+        ],
+    }
+
+
+def _shared(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all of them say, part by part."""
+    found: dict[str, Any] = {}
+    for key, value in configs[0].items():
+        values: list[Any] = [config.get(key) for config in configs]
+        if all(isinstance(value, dict) for value in values):
+            found[key] = _shared(values)
+        elif all(other == value for other in values):
+            found[key] = value
+    return found

@@ -1,0 +1,1 @@
+"""Quick copies of networks, the passes that make them, and CUDA graphs of steps."""

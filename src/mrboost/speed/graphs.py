@@ -1,0 +1,210 @@
+"""Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
+
+Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of training, and
+``Engine`` for the steps of a search, in a graph that has room for its lanes. What a search finds on a copy
+(``mrboost.speed.copies``) is judged by the model: a copy can cost successes, never invent one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrboost.errors import InputError
+
+from .copies import Model, quick
+
+_CAPTURE = 25
+"""Steps in whose time one is captured, the search for its kernels included."""
+State = dict[str, Tensor]
+Step = Callable[[Model, State], State]
+
+
+class NotCapturedError(RuntimeError):
+    """The function did something that a CUDA graph cannot hold, such as looking at a value."""
+
+
+class Graph:
+    """A call of a function, captured without being run; ``replay`` runs it, on what its tensors hold by then.
+
+    Random numbers drawn from ``generators`` or from torch's own are new in each replay. A graph given as ``pool`` lends
+    its memory, so the two must not run at the same time.
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], generators: Sequence[torch.Generator] = (), pool: Graph | None = None
+    ) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            self._graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        stream = torch.cuda.current_stream()
+        drawn = [*generators, torch.cuda.default_generators[torch.cuda.current_device()]]
+        places = [generator.get_state() for generator in drawn]
+        try:
+            with torch.cuda.graph(self._graph, pool=None if pool is None else pool._graph.pool()):
+                self.result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)
+            for generator, place in zip(drawn, places, strict=True):  # it still waits for the end of the capture
+                sound = torch.Generator(generator.device)
+                sound.set_state(place)
+                generator.graphsafe_set_state(sound.graphsafe_get_state())
+            cause = (
+                str(error.__context__ or error) or type(error).__name__
+            )  # the end of the capture hides what broke it
+            raise NotCapturedError(cause.splitlines()[0]) from error
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class Replay:
+    """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
+
+    The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generators`` or from
+    torch's own; numbers that Python draws stay what they were when it was captured, and what it returns is overwritten
+    by the next call. If it cannot be captured, for example because it looks at values, it is called as it is from then
+    on, unless ``strict``.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        generators: Sequence[torch.Generator],
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        strict: bool = False,
+    ) -> None:
+        self._function, self._generators, self._say, self._strict = function, generators, say, strict
+        self._graphs: dict[Hashable, tuple[Graph, tuple[Tensor, ...]]] = {}
+        self._calls: Counter[Hashable] = Counter()
+        self._captures = True
+
+    def __call__(self, *tensors: Tensor, case: Hashable = None) -> Any:
+        """``case`` tells apart calls of equal shapes for which the function does different things."""
+        key = (case, *(tensor.shape for tensor in tensors))
+        self._calls[key] += 1
+        # Caches, autotuning and lazy initialisation happen outside the capture.
+        if self._captures and self._calls[key] > 2 and key not in self._graphs:
+            self._capture(key, tensors)
+        if key not in self._graphs:
+            return self._function(*tensors)
+        graph, given = self._graphs[key]
+        for mine, theirs in zip(given, tensors, strict=True):
+            mine.copy_(theirs)
+        graph.replay()
+        return graph.result
+
+    def _capture(self, key: Hashable, tensors: tuple[Tensor, ...]) -> None:
+        began = time.perf_counter()
+        given = tuple(tensor.clone() for tensor in tensors)
+        pool = next((graph for graph, _ in self._graphs.values()), None)
+        try:
+            self._graphs[key] = Graph(lambda: self._function(*given), self._generators, pool), given
+        except NotCapturedError as error:
+            problem = f"this step cannot be captured as a CUDA graph ({error})"
+            if self._strict:
+                raise InputError(f"{problem}: use --fast auto or off") from None
+            self._captures = False
+            self._graphs.clear()  # they knew the generators as they were before
+            self._say(f"{problem}: it is slower as it is")
+        else:
+            self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
+
+
+class Engine:
+    """Advances the states of searches on a quick copy of the model."""
+
+    def __init__(self, model: Model, x: Tensor) -> None:
+        self.model, self._images = model, x
+        self._copied = self._captures = False
+        self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
+        # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's memory page by page.
+        torch.empty(2**25 - 2**14, dtype=torch.uint8)
+        self._graph: tuple[int, Graph, State] | None = None
+
+    def advance(self, step: Step, state: State, count: int, search: int, left: int) -> State:
+        """``count`` steps of at most ``left`` that are to come; ``search`` is the number of what they belong to."""
+        if not self._copied:
+            self._copy(_bucket(len(state["t"])))
+        if self._captures:
+            try:
+                with torch.cuda.device(state["t"].device):
+                    return self._replay(step, state, count, search, left)
+            except NotCapturedError:  # a loss that looks at values, say
+                self._captures, self._graph = False, None
+            except torch.OutOfMemoryError:
+                self._graph = None
+                raise
+        for _ in range(count):
+            state = step(self.model, state)
+        return state
+
+    def _copy(self, lanes: int) -> None:
+        given, there = self.model, self._images.is_cuda
+        for size in (lanes, 1) if there else (1,):
+            try:
+                self.model = quick(given, self._images, size)
+                break
+            except torch.OutOfMemoryError:  # for gradients of so many, which not all searches need
+                if size == 1:
+                    raise
+        self._captures = there and self.model is not given  # a stranger's model may not bear being captured
+        self._copied = True
+
+    def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
+        lanes = len(state["t"])
+        if self._graph is not None and self._graph[0] != search:
+            self._graph = None  # its memory is for the next one
+        if self._graph is None or not self._fits(lanes, len(self._graph[2]["t"]), left):
+            self._graph = (search, *self._capture(step, _padded(state, _bucket(lanes))))
+        _, graph, held = self._graph
+        for name, value in state.items():
+            held[name][:lanes].copy_(value)
+        for _ in range(count):
+            graph.replay()
+        return {name: value[:lanes].clone() for name, value in held.items()}
+
+    @staticmethod
+    def _fits(lanes: int, size: int, left: int) -> bool:
+        """Whether a graph is large enough, and what it wastes in the steps to come is less than a new one costs."""
+        return lanes <= size and left * (size - _bucket(lanes)) <= _CAPTURE * size
+
+    def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
+        """One step of the lanes in ``held``, in place."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step(self.model, held)  # caches, autotuning and lazy initialisation happen outside the capture
+        torch.cuda.current_stream().wait_stream(stream)
+
+        def in_place() -> None:
+            memory = {value.untyped_storage().data_ptr() for value in held.values()}
+            new = {name: value for name, value in step(self.model, held).items() if value is not held[name]}
+            for name, value in new.items():  # what is read from another entry is read before that is overwritten
+                new[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
+            for name, value in new.items():
+                held[name].copy_(value)
+
+        return Graph(in_place, pool=None if self._graph is None else self._graph[1]), held
+
+
+def _bucket(lanes: int) -> int:
+    """The next size for which a graph is captured: few sizes, and little waste."""
+    step = max(8, (1 << max(lanes - 1, 1).bit_length()) // 64)
+    return -(-lanes // step) * step
+
+
+def _padded(state: State, size: int) -> State:
+    """With copies of the first lane up to ``size``; in memory of their own."""
+    return {
+        key: torch.cat([value, value[:1].expand(size - len(value), *value.shape[1:])]) for key, value in state.items()
+    }

@@ -1,0 +1,1 @@
+"""The rounds of boosting, and the one training loop within each."""

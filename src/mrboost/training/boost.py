@@ -1,0 +1,213 @@
+"""The rounds: initialise a learner, fit it, freeze it, append it. One round is plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from mrboost import data as datasets
+from mrboost import models, runs
+from mrboost.attacks import attacked
+from mrboost.data import Dataset, Split, validation_split
+from mrboost.devices import company, leave, make_fabric, place
+from mrboost.ensemble import Ensemble, Mixture
+from mrboost.errors import InputError
+from mrboost.evaluation import evaluate
+from mrboost.progress import note
+from mrboost.recipes import Recipe, get
+from mrboost.recipes.config import Config, Options, describe, resolve
+from mrboost.seeds import derive, global_stream
+
+from .fit import VALIDATION_STEPS, fit
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def boost(
+    recipe: Recipe | str,
+    data: Dataset | str = "digits",
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    first: str | Path | None = None,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = False,
+    **options: Unpack[Options],
+) -> Ensemble | Mixture:
+    """Train a recipe and return the ensemble of its rounds, ready for use.
+
+    Args:
+        recipe: a ``Recipe`` or the name of one (``mrboost.recipes.RECIPES``).
+        data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``).
+        out: a folder to keep the run in, crash-safe; without it nothing is written.
+        resume: go on with the run in ``out`` if there is one.
+        first: a trained run on the same data, whose first network is the first round of this one.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+        data_dir: where the data's files lie.
+        verify: refuse an official archive whose checksum is not the official one.
+        progress: show progress on standard error.
+        options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
+            first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``,
+            ``awp``, ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``start``, ``penalty``, ``eta``, ``aggressive``,
+            ``past``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is left out comes from
+            data and recipe.
+    """
+    recipe = get(recipe) if isinstance(recipe, str) else recipe
+    dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
+    config = resolve(recipe, dataset, **options)
+    fabric = make_fabric(device, config.precision, together=True)
+    if config.batch_size < 2 * fabric.world_size:
+        raise InputError(
+            f"batch_size must be at least 2 for each of the {fabric.world_size} processes, got {config.batch_size}"
+        )
+    _check_model(_new_learner(config, dataset, 1), config.model, dataset)
+    run = None
+    if out is not None:
+        description = describe(config, dataset)
+        if data_dir is not None:
+            description["data_dir"] = str(Path(data_dir).absolute())
+        if first is not None:
+            description["first"] = _described(runs.Run.open(first), description)
+        run = _open(runs.Run.resume if resume else runs.Run.create, out, description, fabric)
+    elif first is not None:
+        raise InputError("first is copied into the run folder: give out as well")
+    lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
+    with run.locked() if run is not None else nullcontext(), company(fabric, lost):
+        if run is not None and "first" in run.config:
+            if run.leads and run.rounds_done() == 0:
+                _adopt(run, run.config["first"])
+            fabric.barrier()
+        members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
+        if fabric.world_size > 1:
+            leave()
+    weights = run.load_weights("best", len(members)) if run is not None else None
+    return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
+
+
+def _open(
+    how: Callable[[str | Path, dict[str, Any]], runs.Run], out: str | Path, description: dict[str, Any], fabric: Fabric
+) -> runs.Run:
+    """The run folder: made or found by the first process, which tells the others if it cannot be."""
+    run, problem = None, ""
+    if fabric.is_global_zero:
+        try:
+            run = how(out, description)
+        except InputError as error:
+            problem = str(error)
+    if problem := fabric.broadcast(problem):
+        raise InputError(problem)
+    return run or runs.Follower.open(out)
+
+
+def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
+    """A run that is to be the first round: where it is and its weights; refused where it does not fit."""
+    if description["rounds"] < 2:
+        raise InputError("first is the first of several rounds: give rounds of 2 or more")
+    if source.rounds_done() < 1:
+        raise InputError(f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume")
+    mine, other = ({**config, "input": config["input"]["fingerprint"]} for config in (description, source.config))
+    for key in ("input", "model", "validation", "select_on"):  # the last two: the images that are held out
+        if mine[key] != other.get(key):
+            differ = f"its {key} is {other.get(key)!r}, here it is {mine[key]!r}: give the same"
+            raise InputError(f"the run in {str(source.folder)!r} cannot be the first round: {differ}")
+    return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
+
+
+def _adopt(run: runs.Run, first: dict[str, str]) -> None:
+    """Another run's first round as the first of this one."""
+    source = runs.Run.open(first["run"])
+    if source.fingerprint("last", 1) != first["of"]:
+        raise InputError(f"the first round in {first['run']!r} has changed since this run was started: start a new one")
+    run.rewind_metrics(0, 0)
+    run.adopt(source, 1, of=1)
+
+
+def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
+    """The members of the classifier after all rounds: past ones as later rounds met them, the newest one's best epoch.
+
+    Past members are what Algorithm 2 has: the weights after the last step of their round, unless ``config.past`` says
+    otherwise. Where rounds do not depend on each other, each member is its own best.
+    """
+    train, held_out = dataset.train, dataset.test
+    if config.select_on == "validation":
+        train, held_out = validation_split(dataset.train, config.validation)
+    kept = config.past or "best"
+    past, newest = list[nn.Module](), list[nn.Module]()
+    if run is not None and (done := run.rounds_done()) > 0:
+        past = [place(member, fabric.device) for member in run.members(done, kept)]
+        newest = [place(run.members(done, "best")[-1], fabric.device)]
+        _score_rounds(config, run, held_out, fabric.device, progress)
+    for round_ in range(len(past) + 1, config.rounds + 1):
+        learner = _new_learner(config, dataset, round_)
+        config.recipe.init(learner, past)
+        fitted = fit(
+            learner, past, train, held_out, config.of_round(round_), fabric=fabric, augment=config.augment,
+            round_=round_, run=run, progress=progress,
+        )  # fmt: skip
+        learner.requires_grad_(False).eval()
+        newest = [deepcopy(learner)]
+        newest[0].load_state_dict(fitted.best)
+        learner.load_state_dict(fitted.best if kept == "best" else fitted.last)
+        past.append(learner)
+        if run is not None:
+            run.save_member(round_, fitted.best, fitted.last, {"best": fitted.best_epoch, "last": fitted.epochs})
+            run.clear_checkpoint()
+            fabric.barrier()
+            _score_rounds(config, run, held_out, fabric.device, progress)
+    return past[:-1] + newest
+
+
+def _score_rounds(config: Config, run: runs.Run, held_out: Split, device: torch.device, progress: bool) -> None:
+    """Score the classifier after each finished round that has no score yet, on the held-out images; one row a round."""
+    if not run.leads:
+        return
+    rows = {row["round"]: row for row in run.results.get("rounds", [])}
+    for count in range(1, run.rounds_done() + 1):
+        if count in rows:
+            continue
+        attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
+        model = place(run.classifier("best", count), device)
+        scores = evaluate(model, held_out.images(), held_out.y, attack, check=False)
+        rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
+            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes
+        }
+        run.save_results(lambda results: results | {"rounds": [rows[key] for key in sorted(rows)]})
+        if progress and config.rounds > 1:
+            clean, robust = scores.outcomes
+            note(
+                f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  {robust.attack} "
+                f"{robust.accuracy:.2%}  margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})"
+            )
+
+
+def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
+    mean, std = dataset.channel_stats()
+    with global_stream(derive(config.seed, "initialise", round_), torch.device("cpu")):
+        return models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
+
+
+def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
+    """Refuse a model that does not give one logit per class, or spoils its images, before an epoch is spent on it."""
+    images = dataset.train[:2].images().cpu()
+    given = images.clone()
+    with attacked(learner), torch.no_grad():
+        logits = learner(given)
+    if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(
+            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images of {dataset.name}, "
+            f"it gave {got}: check the function that was registered"
+        )
+    if not torch.equal(given, images):
+        raise InputError(
+            f"model {name!r} changes the images that it is given: let it compute x - mean, say, not x.sub_(mean)"
+        )

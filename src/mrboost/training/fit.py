@@ -1,0 +1,166 @@
+"""Fit one learner: the only training loop.
+
+A batch flows from the loader to the sampler (the adversary's move), to the objective (per-example losses),
+to the mean, to a step of SGD. After each epoch the learner is scored on held-out images, clean and under PGD;
+the best weights so far and the current ones are both kept, and everything needed to go on is saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mrboost.data import Augment, Batches, Split
+from mrboost.devices import over_processes, place
+from mrboost.errors import InputError
+from mrboost.evaluation.batches import accuracies
+from mrboost.files import State
+from mrboost.progress import Meter, note
+from mrboost.recipes.config import Config
+from mrboost.runs import Run
+from mrboost.seeds import derive, global_stream
+
+from .ema import Average
+from .state import Progress, copy_state
+from .step import Step
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+VALIDATION_STEPS = 20
+_FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the device
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit leaves: the weights that did best on the held-out images, and those of the last epoch."""
+
+    best: State
+    last: State
+    best_epoch: int
+    epochs: int
+
+
+def fit(
+    learner: nn.Module,
+    past: Sequence[nn.Module],
+    train: Split,
+    held_out: Split,
+    config: Config,
+    *,
+    fabric: Fabric,
+    augment: Augment | None = None,
+    round_: int = 1,
+    run: Run | None = None,
+    progress: bool = False,
+) -> Fitted:
+    """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
+
+    The best epoch (``state.best_epoch``) is chosen, late in the training, by the ensemble of ``past`` and learner
+    on ``held_out``; where the sampler ignores the past, the learner alone is judged.
+    With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
+    """
+    state = begin(learner, config, fabric)
+    if run is not None:
+        state.restore(run, round_)
+    step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
+    batches = Batches(train, config.batch_size, device=fabric.device, augment=augment, least=2 * fabric.world_size)
+    with Meter(progress, "train", "step") as meter:
+        meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
+        meter.doing(f"round {round_}/{config.rounds}")
+        while state.epoch < config.epochs:
+            began = time.perf_counter()
+            try:
+                row = _train_epoch(step, batches, state, config, round_, meter)
+            except FloatingPointError as error:
+                raise InputError(_diverged(error, run, round_, state.epoch)) from None
+            _agree(state, fabric)
+            judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
+            clean, robust = _validate(judged, held_out, config, fabric)
+            state.score(robust, config, len(held_out))
+            row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
+            if run is not None:
+                run.log(row)
+                state.save(run, round_)
+            if progress:
+                meter.tell(_epoch_line(row, config, state))
+    return Fitted(state.best, copy_state(state.kept), state.best_epoch, state.epoch)
+
+
+def _agree(state: Progress, fabric: Fabric) -> None:
+    """Processes see other images: bring the statistics that each has gathered to their mean."""
+    if fabric.world_size > 1:
+        for network in [state.learner] if state.average is None else [state.learner, state.average.module]:
+            for buffer in network.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(over_processes(fabric, buffer))
+
+
+def _validate(model: nn.Module, split: Split, config: Config, fabric: Fabric) -> tuple[float, float]:
+    """Clean and robust accuracy; each process looks at its share of the images."""
+    mine, sums = split[fabric.global_rank :: fabric.world_size], (0.0, 0.0)
+    if len(mine):
+        with fabric.autocast():
+            sums = accuracies(model, mine, config.judge(VALIDATION_STEPS))
+    correct = torch.tensor(sums, dtype=torch.float64, device=fabric.device) * len(mine)
+    clean, robust = (over_processes(fabric, correct, "sum") / len(split)).tolist()
+    return clean, robust
+
+
+def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
+    """A learner on its device with its optimiser, before the first step."""
+    if fabric.world_size > 1 and fabric.device.type == "cuda":
+        learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
+    place(learner, fabric.device)
+    recipe = config.recipe
+    cuda = fabric.device.type == "cuda"
+    optimizer = torch.optim.SGD(
+        learner.parameters(),
+        # A tensor, where the step is captured: a captured number would stay what it was.
+        lr=torch.tensor(config.lr, device=fabric.device) if cuda else config.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        fused=cuda,
+    )
+    return Progress(learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema))
+
+
+def _train_epoch(
+    step: Step, batches: Batches, state: Progress, config: Config, round_: int, meter: Meter
+) -> dict[str, Any]:
+    """One pass over the training images."""
+    stream = derive(config.seed, "epoch", round_, state.epoch)
+    generator = step.begin(stream, len(batches))
+    with global_stream(stream, generator.device):
+        for index, (x, y) in enumerate(batches.epoch(generator)):
+            step(x, y, (state.epoch + index / len(batches)) / config.epochs)
+            last = index == len(batches) - 1
+            if (index % _FINITE_EVERY == 0 or last) and not step.is_finite():
+                raise FloatingPointError(f"by step {index + 1}")
+            meter(1)
+    if not all(bool(parameter.isfinite().all()) for parameter in state.learner.parameters()):
+        raise FloatingPointError(f"by step {len(batches)}")
+    return {"round": round_, "epoch": state.epoch + 1} | step.figures()
+
+
+def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: int) -> str:
+    kept = "nothing was saved yet"
+    if run is not None and epoch > 0:
+        kept = f"the state after epoch {epoch} is kept in {str(run.folder)!r}"
+    return (
+        f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch {epoch + 1}, "
+        f"{error}; {kept}: start a new run, in another folder, with a lower lr"
+    )
+
+
+def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:
+    return (
+        f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
+        f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
+        f"best {state.scores[state.best_epoch - 1]:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
+    )

@@ -1,0 +1,127 @@
+"""What a fit is made of between two epochs, and how it goes to a file and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mrboost.errors import InputError
+from mrboost.files import State
+from mrboost.recipes.config import Config
+from mrboost.runs import Run
+
+from .ema import Average
+
+
+@dataclass
+class Progress:
+    """A learner under training: its weights, its optimiser's, and the best so far."""
+
+    learner: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Average | None = None
+    scores: list[float] = field(default_factory=list)
+    """Robust accuracy on the held-out images after each epoch."""
+    best_epoch: int = 0
+    best: State = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        return len(self.scores)
+
+    @property
+    def kept(self) -> nn.Module:
+        """The model that is scored and kept: the average of the weights where there is one."""
+        return self.learner if self.average is None else self.average.module
+
+    def score(self, robust: float, config: Config, images: int) -> None:
+        """Close an epoch with its robust accuracy on so many held-out images."""
+        self.scores.append(robust)
+        if best_epoch(self.scores, config, images) == self.epoch:
+            self.best_epoch, self.best = self.epoch, copy_state(self.kept)
+
+    def save(self, run: Run, round_: int) -> None:
+        tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
+        if self.average is not None:
+            tensors |= _named("average", self.average.module.state_dict()) | {"averaged": self.average.steps}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= _named(f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None})
+        run.save_checkpoint(tensors, {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch})
+
+    def restore(self, run: Run, round_: int) -> None:
+        """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
+        checkpoint = run.load_checkpoint()
+        if checkpoint is None or checkpoint[1].get("round") != round_:
+            run.rewind_metrics(round_, 0)
+            return
+        tensors, facts = checkpoint
+        scores = [row["robust"] for row in run.metrics() if row["round"] == round_]
+        try:
+            self._put_back(tensors, facts, scores)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): train anew"
+            ) from None
+        run.rewind_metrics(round_, self.epoch)
+
+    def _put_back(self, tensors: State, facts: dict[str, Any], scores: list[float]) -> None:
+        if len(scores) < facts["epoch"]:
+            raise ValueError(f"metrics.jsonl has {len(scores)} of its {facts['epoch']} epochs")
+        self.scores, self.best_epoch = scores[: facts["epoch"]], facts["best_epoch"]
+        self.learner.load_state_dict(_part(tensors, "learner"))
+        if self.average is not None:
+            self.average.module.load_state_dict(_part(tensors, "average"))
+            self.average.steps.copy_(tensors["averaged"])
+        slots: dict[int, State] = {}
+        for name, value in _part(tensors, "optimizer").items():
+            index, _, slot = name.partition(".")
+            slots.setdefault(int(index), {})[slot] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        for parameter, kept in self.optimizer.state.items():
+            # Files hold rows; the fused step wants the weights' layout.
+            kept.update({slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim})
+        self.best = _part(tensors, "best")
+
+
+def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:
+    """The epoch, from 1 on, whose weights are the best, by the robust accuracy after each.
+
+    Only late epochs are eligible (``first_eligible``); before the first of them it is the latest. Among these it is
+    the latest, which has learned most, that is as good as the most robust one as far as so many held-out images can
+    tell: half the standard error of one accuracy is about the noise between two epochs, which meet the same images and
+    are right on mostly the same ones. Chosen on the test images, as papers do, it is the most robust itself.
+    """
+    first = min(first_eligible(config), len(robust))
+    top = max(robust[first - 1 :])
+    chance = 0.5 * math.sqrt(top * (1 - top) / images) if config.select_on == "validation" else 0.0
+    return max(epoch for epoch, found in enumerate(robust, start=1) if epoch >= first and found >= top - chance)
+
+
+def first_eligible(config: Config) -> int:
+    """The first epoch that may be chosen: before it a network is hardly trained, whatever its ensemble's accuracy is.
+
+    With a rate that falls in steps, the first epoch after the first of them; otherwise the first of the last third.
+    With averaged weights and a rate that ends at zero, the last epoch: the average is at its best there.
+    """
+    schedule, epochs = config.recipe.schedule, config.epochs
+    if config.recipe.ema is not None and schedule(1.0) == 0:
+        return epochs
+    return min(epochs, math.floor(schedule.settled * epochs) + 1)
+
+
+def copy_state(module: nn.Module) -> State:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> State:
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def _part(tensors: State, prefix: str) -> State:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

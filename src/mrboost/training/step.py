@@ -1,0 +1,194 @@
+"""One step of training: the adversary's move, the loss, the update. Nothing in it waits for the device.
+
+With ``fast``, the adversary moves against quick copies of the networks (``mrboost.speed.copies``), that of the learner
+brought up to date at the start of each step, and on a CUDA device the whole step is captured once and replayed. With
+several processes, only the gradients' average waits for the others.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from mrboost.attacks import PGD, Classifier, Gaussian, attacked
+from mrboost.data import Mixed
+from mrboost.devices import over_processes
+from mrboost.errors import InputError
+from mrboost.recipes.config import Config
+from mrboost.recipes.samplers import Sample, Turn
+from mrboost.seeds import Share, derive
+from mrboost.speed.copies import quick, refresh
+from mrboost.speed.graphs import Replay
+
+from . import ema
+from .state import Progress
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def resolvable(attack: PGD, numbers: int) -> PGD:
+    """The attack with a start that half precision tells from the image: those of TRADES and MART are too close to it.
+
+    ``numbers`` is how many an image has.
+    """
+    if not isinstance(attack.start, Gaussian):
+        return attack
+    each = attack.eps if attack.norm == "Linf" else attack.eps / math.sqrt(numbers)
+    return replace(attack, start=Gaussian(max(attack.start.std, each / 8)))
+
+
+class Step:
+    """Called with a batch, trains the learner on it; ``figures`` tells what an epoch's steps came to."""
+
+    def __init__(
+        self,
+        state: Progress,
+        past: Sequence[nn.Module],
+        config: Config,
+        fabric: Fabric,
+        sample: Tensor,
+        say: Callable[[str], None] | None = None,
+        *,
+        capture: bool = True,
+    ) -> None:
+        """``sample`` is a few images of the data; ``say`` gets messages for the user."""
+        self._state, self._past = state, past
+        self._model, self._optimizer = fabric.setup(state.learner, state.optimizer)
+        self._config, self._fabric, self._attack = config, fabric, config.attack()
+        self._rank, self._world = fabric.global_rank, fabric.world_size
+        self._generator, self._own = (torch.Generator(device=fabric.device) for _ in range(2))
+        self._starts = Share(self._generator, self._rank, self._world)
+        self._progress = torch.zeros((), device=fabric.device)
+        self._sums = torch.zeros(2, device=fabric.device)  # of the losses, of the images classified correctly
+        self._facts: dict[str, Tensor] = {}
+        self._steps = self._images = self._length = 0
+        say = say or (lambda _: None)
+        self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
+        with fabric.autocast():
+            half = torch.is_autocast_enabled(fabric.device.type)
+        if self._copies is not None:
+            half = fabric.device.type == "cuda"
+        if half:
+            self._attack = resolvable(self._attack, sample[0].numel())
+        self._move: Callable[..., Sample] = self._sample
+        self._train: Callable[..., Sample] = self._step
+        if self._copies is not None and fabric.device.type == "cuda" and capture:
+            from lightning_fabric.strategies.ddp import DDPStrategy
+
+            generators, strict = [self._generator, self._own], config.fast == "on"
+            if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
+                self._move = Replay(self._sample, generators, say, strict=strict)
+            else:
+                self._train = Replay(self._step, generators, say, strict=strict)
+
+    def begin(self, stream: int, steps: int) -> torch.Generator:
+        """Start an epoch of so many steps, whose random numbers are those of ``stream``.
+
+        Gives the generator that all processes share.
+        """
+        self._steps, self._images, self._length = 0, 0, steps
+        for total in (self._sums, *self._facts.values()):
+            total.zero_()
+        self._model.train()
+        self._own.manual_seed(derive(stream, "process", self._rank))
+        return self._generator.manual_seed(stream)
+
+    def __call__(self, x: Tensor, y: Tensor, progress: float) -> None:
+        """Train on a batch, of which each process takes its share.
+
+        ``progress`` is the share of the training that lies behind, in [0, 1).
+        """
+        rate = self._config.lr * self._config.recipe.schedule(progress)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        self._progress.fill_(progress)
+        self._starts.count = len(y)
+        self._steps, self._images = self._steps + 1, self._images + len(y)
+        batch: tuple[Tensor, ...] = (x, y)
+        if (cutmix := self._config.recipe.cutmix) is not None:
+            x, mixed = cutmix(x, y, self._generator)
+            batch = (x, y, *mixed)
+        sample = self._train(*(part[self._rank :: self._world] if self._world > 1 else part for part in batch))
+        gathered = self._steps - max(0, self._length - ema.BATCHES)
+        if self._state.average is not None and gathered > 0:
+            self._state.average.gather(lambda module: self._losses(module, sample), gathered)
+
+    def figures(self) -> dict[str, float]:
+        """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
+        loss, correct = (over_processes(self._fabric, self._sums, "sum") / max(1, self._images)).tolist()
+        facts = {name: over_processes(self._fabric, total).item() / self._steps for name, total in self._facts.items()}
+        return {"lr": float(self._optimizer.param_groups[0]["lr"]), "loss": loss, "train_robust": correct} | facts
+
+    def is_finite(self) -> bool:
+        return bool(over_processes(self._fabric, self._sums, "sum").isfinite().all())
+
+    def _losses(self, classifier: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
+        recipe = self._config.recipe
+        with self._fabric.autocast():
+            return recipe.objective(recipe.scope(classifier, self._past), sample)
+
+    def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> Sample:
+        sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
+        # Processes average their gradients: with this factor that is the gradient of the mean over the whole batch.
+        share = len(y) * self._world / self._starts.count
+
+        def loss_of(classifier: Classifier) -> Tensor:
+            return sample.mean(self._losses(classifier, sample)[0]) * share
+
+        def agreed(gradient: Tensor) -> Tensor:
+            return gradient if self._world == 1 else over_processes(self._fabric, gradient)
+
+        self._optimizer.zero_grad()
+        with recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed) if recipe.awp else nullcontext():
+            losses, logits = self._losses(self._model, sample)
+            self._fabric.backward(sample.mean(losses) * share)
+        if recipe.clip is not None:
+            self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
+        self._optimizer.step()
+        if self._state.average is not None:
+            self._state.average.follow(self._state.learner)
+        with torch.no_grad():
+            self._sums += torch.stack([losses.float().sum(), (logits.argmax(dim=1) == y).sum()])
+            for name, value in sample.facts.items():
+                if name not in self._facts:
+                    self._facts[name] = torch.zeros_like(value)
+                self._facts[name] += value
+        return sample
+
+    def _sample(self, x: Tensor, y: Tensor, *mixed: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002
+        *past, learner = self._copies or (*self._past, self._state.learner)
+        if self._copies is not None:
+            refresh(learner)
+        generator, starts = (self._generator, None) if self._world == 1 else (self._own, self._starts)
+        two = Mixed(*mixed) if mixed else None
+        turn = Turn(self._attack, learner, past, x, y, generator, self._progress, two, starts)
+        with self._fabric.autocast() if self._copies is None else nullcontext():
+            return self._config.recipe.sampler(turn)
+
+    def _make_copies(self, sample: Tensor, say: Callable[[str], None]) -> list[nn.Module] | None:
+        """Quick copies of the past members and the learner; all of them or none."""
+        copies: list[nn.Module] = []
+        began = time.perf_counter()
+        for network in (*self._past, self._state.learner):
+            with attacked(network):
+                copy = quick(network, sample)
+            if copy is network or not isinstance(copy, nn.Module):
+                problem = (
+                    f"no quick copy of {self._config.model!r} answers as it does: attacks run on the network itself"
+                )
+                if self._config.fast == "on":
+                    raise InputError(f"{problem}; use --fast auto or off")
+                say(problem)
+                return None
+            copies.append(copy)
+        if (seconds := time.perf_counter() - began) > 1:
+            say(f"made quick copies for the attack in {seconds:.1f} s")
+        return copies

@@ -1,0 +1,282 @@
+"""What an evaluation keeps: adversarial examples, finished parts to go on from, the attacks before one that fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import mrboost
+from mrboost import InputError
+from mrboost.attacks import APGD, FAB, FGSM, PGD, AutoAttack, Square, Transfer, autoattack
+from mrboost.evaluation import chunk, examples, inputs
+from mrboost.files import read_tensors
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_adversarial_examples_can_be_kept(model, batch, small_autoattack, tmp_path, suffix: str) -> None:
+    path = tmp_path / f"examples.{suffix}"
+    result = mrboost.evaluate(model, *batch, {"aa": small_autoattack, "pgd": PGD(0.15, steps=5)}, examples=path)
+    kept = dict(np.load(path)) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
+    assert sorted(kept) == ["aa", "clean", "pgd", "y"]
+    assert np.array_equal(kept["clean"], batch[0].numpy())
+    if suffix == "safetensors":
+        assert read_tensors(path)[1]["eps"] == 0.15
+    for name in ("aa", "pgd"):
+        again = mrboost.evaluate(model, kept[name], kept["y"], [], check=False)
+        assert again["clean"].correct == result[name].correct
+        assert np.abs(kept[name] - batch[0].numpy()).max() <= 0.15 + 1e-6
+    with pytest.raises(InputError, match=r"\.safetensors or \.npz, got 'here.pt'"):
+        mrboost.evaluate(model, *batch, "fgsm", examples="here.pt")
+
+
+GATHERING = """
+import sys, torch, mrboost
+from pathlib import Path
+import sys
+from mrboost import evaluate
+from mrboost.evaluation import examples
+from mrboost.evaluation import inputs as intake
+
+def memory():
+    (line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:"))
+    return int(line.split()[1])
+
+class Watched(examples.Examples):
+    def write(self, *found):
+        super().write(*found)
+        print(memory() - before)
+
+def batches():
+    for seed in range(16):
+        yield torch.rand(16, 1, 256, 256, generator=torch.Generator().manual_seed(seed)), torch.arange(16) % 10
+
+sys.modules[evaluate.__module__].Examples, intake.CHUNK = Watched, 16 * 256 * 256
+before = memory()
+mrboost.evaluate(
+    lambda x: x.flatten(1)[:, :10], batches(), None, {"darker": lambda _, x, y: x / 2}, check=False,
+    examples=sys.argv[1],
+)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc/self/smaps_rollup")
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_examples_are_gathered_on_the_disk(tmp_path, suffix: str) -> None:
+    """128 MiB of images, clean and attacked, while the memory of the process does not grow by a quarter of that."""
+    path = tmp_path / f"x.{suffix}"
+    whole = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back to the system
+    done = subprocess.run([sys.executable, "-c", GATHERING, path], capture_output=True, text=True, env=whole)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 32 * 1024
+    kept = np.load(path) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
+    last = torch.rand(16, 1, 256, 256, generator=torch.Generator().manual_seed(15)).numpy()
+    assert kept["clean"].shape == kept["darker"].shape == (256, 1, 256, 256)
+    assert np.array_equal(kept["clean"][-16:], last)
+    assert np.array_equal(kept["darker"][-16:], last / 2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_examples_wait_in_memory_where_the_disk_is_full(tmp_path, monkeypatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(examples, "TemporaryFile", full)
+    parts = torch.rand(2, 3, 1, 4, 4)
+    assert torch.equal(examples.Examples(tmp_path / "x.npz").away(*parts), parts.flatten(0, 1))
+
+
+@pytest.mark.parametrize(("noise", "lanes"), [(0.0, None), (0.1, None), (0.1, 8)])
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(
+    noise: float, lanes: int | None, model, digits, small_autoattack, tmp_path, monkeypatch
+) -> None:
+    """Stopped at every possible look at the lanes, and between chunks and attacks; also of a model that draws."""
+    split = digits.test[:45]
+    monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
+    monkeypatch.setattr(chunk, "SAVE_EVERY", 0.0)
+    attacks = {"pgd": PGD(0.15, steps=3), "aa": small_autoattack}
+
+    class Count:  # a number in the closure would make another model of the function with each call
+        calls, most = 0, 0
+
+    def interrupted(images: Tensor) -> Tensor:
+        Count.calls += 1
+        if Count.most and Count.calls % Count.most == 0:
+            raise KeyboardInterrupt
+        return model(images + noise * torch.randn_like(images))
+
+    def wrapped(images: Tensor) -> Tensor:
+        return interrupted(images)
+
+    how: Any = {"check": False, "batch_size": lanes}
+    expected = mrboost.evaluate(wrapped, split, None, attacks, **how)
+    Count.calls, Count.most, attempts = 0, 30, 0
+    while attempts < 200:
+        attempts += 1
+        try:
+            result = mrboost.evaluate(wrapped, split, None, attacks, **how, keep=tmp_path / "parts", resume=True)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert attempts in range(3, 200)
+    for name in ("clean", "pgd", "aa"):
+        assert result[name].correct == expected[name].correct
+        assert result[name].margin == pytest.approx(expected[name].margin, abs=1e-3)
+    assert not list((tmp_path / "parts").glob("*unfinished*"))
+
+
+def test_parts_of_another_evaluation_do_not_count(model, undefended, batch, tmp_path) -> None:
+    mrboost.evaluate(model, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", check=False)
+    expected = mrboost.evaluate(undefended, *batch, {"a": PGD(0.15, steps=3)}, check=False)
+    result = mrboost.evaluate(
+        undefended, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+    )
+    assert result["a"].correct == expected["a"].correct
+    weaker = mrboost.evaluate(
+        undefended, *batch, {"a": PGD(0.01, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+    )
+    assert weaker["a"].accuracy > result["a"].accuracy
+
+
+def test_files_that_are_not_ours_stay(model, batch, tmp_path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "0-0.safetensors").write_bytes(b"an old part")
+    mrboost.evaluate(model, *batch, {"a": FGSM(0.1)}, keep=tmp_path, check=False)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_path) -> None:
+    x, y = batch
+    kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
+
+    class Shift:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        def __call__(self, model, x: Tensor, y: Tensor) -> Tensor:
+            return (x + self.by).clamp(0, 1)
+
+    for network in (lambda z: model(z), lambda z: undefended(z)):
+        for attack in (Shift(0.1), Shift(0.9), PGD(0.1, steps=2, loss=lambda *a, **k: mrboost.losses.margin(*a, **k))):
+            expected = mrboost.evaluate(network, x, y, {"a": attack}, check=False)
+            found = mrboost.evaluate(network, x, y, {"a": attack}, **kept)
+            assert found["a"].correct == expected["a"].correct
+    first, second = (
+        mrboost.evaluate(model, x, y, {"t": Transfer(PGD(0.2, steps=5), source)}, **kept)
+        for source in (model, undefended)
+    )
+    assert first["t"].correct != second["t"].correct
+
+
+SCALE = 1.0
+
+
+def test_a_small_change_behind_a_function_is_seen(model, batch, tmp_path, monkeypatch) -> None:
+    """A function has no weights to go by: what counts is what it answers."""
+
+    def scaled(images: Tensor) -> Tensor:
+        return SCALE * model(images)
+
+    kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
+    first = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    monkeypatch.setitem(globals(), "SCALE", 0.998)
+    second = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    assert second["fgsm"].margin == pytest.approx(0.998 * first["fgsm"].margin, rel=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, chunk: int) -> None:
+    """Wherever among the images it fails, the others are measured on all of them."""
+    x, y = digits.test.images()[:45], digits.test.y[:45]
+    monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
+
+    def fails(network, images: Tensor, labels: Tensor) -> Tensor:
+        return images * torch.nan if torch.equal(images[0], x[20 * chunk]) else images
+
+    attacks = {"pgd": PGD(0.15, steps=3), "fails": fails, "fgsm": FGSM(0.1)}
+    with pytest.raises(InputError, match=f"made NaN of image {20 * chunk}: the attack") as caught:
+        mrboost.evaluate(model, x, y, attacks, check=False)
+    found = caught.value.evaluation
+    del attacks["fails"]
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd", "fgsm"]
+    expected = mrboost.evaluate(model, x, y, attacks, check=False)
+    assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_the_finished_stages_of_autoattack_are_not_lost(model, digits, small_autoattack, monkeypatch, tmp_path, part):
+    """Logits around one image turn to NaN once square has begun with it."""
+    x, y = digits.test.images()[:45], digits.test.y[:45]
+    monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
+    whole = mrboost.evaluate(model, x, y, small_autoattack, check=False)["autoattack-small"]
+    victim = whole.broken_by.index(-1, 20 * part)
+    begun: list[bool] = []
+
+    class Poisonous(Square):
+        def begin(self, x: Tensor, *more: Tensor) -> dict[str, Tensor]:
+            begun.extend((x == digits.test.images()[victim]).flatten(1).all(dim=1).tolist())
+            return super().begin(x, *more)
+
+    parts = (*small_autoattack.searches[:-1], Poisonous(0.15, steps=30))
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
+
+    def network(images: Tensor) -> Tensor:
+        near = (images - x[victim]).abs().flatten(1).amax(dim=1) <= 0.15 + 1e-6
+        return model(images).masked_fill((near & any(begun))[:, None], torch.nan)
+
+    examples = tmp_path / "adv.safetensors"
+    with pytest.raises(InputError, match=f"for image {victim} under square are NaN") as caught:
+        mrboost.evaluate(network, x, y, ["fgsm", small_autoattack], eps=0.15, check=False, examples=examples)
+    found = caught.value.evaluation
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "fgsm", "autoattack-small up to fab-t"]
+    outcome = found.outcomes[-1]
+    assert [stage.accuracy for stage in outcome.stages] == [stage.accuracy for stage in whole.stages[:2]]
+    assert outcome.broken_by == tuple(-1 if number == 3 else number for number in whole.broken_by)
+    assert outcome.correct == tuple(number in (-1, 3) for number in whole.broken_by)
+    assert outcome.accuracy == whole.stages[1].accuracy
+    assert found.to_dict()["outcomes"][-1]["margin"] is None  # points that stand have seen something of square
+    assert found.failed == ("autoattack-small",)
+    assert found.to_dict()["worst"] is None
+    assert "worst case" not in str(found)
+    saved = load_file(examples)
+    for name, tensor in saved.items():
+        if name != "y":
+            assert tuple((model(tensor).argmax(dim=1) == y).tolist()) == found[name].correct
+    assert saved.keys() == {"clean", "fgsm", "autoattack-small up to fab-t", "y"}
+    assert all(len(tensor) == 45 for tensor in saved.values())
+
+
+def test_stages_that_somebody_asked_for_are_not_taken_for_those_that_were_finished(model, batch, monkeypatch) -> None:
+    poisoned = False
+
+    class Poison(FAB):
+        def begin(self, *points: Tensor) -> dict[str, Tensor]:
+            nonlocal poisoned
+            poisoned = True
+            return super().begin(*points)
+
+    def network(images: Tensor) -> Tensor:
+        """NaN the first time that something is judged after that."""
+        nonlocal poisoned
+        bad = poisoned and torch.backends.cudnn.conv.fp32_precision == "ieee"
+        poisoned = poisoned and not bad
+        return model(images) * (torch.nan if bad else 1.0)
+
+    parts = (APGD(0.15, steps=10), Poison(0.15, steps=5, targets=2))
+    monkeypatch.setitem(autoattack.VERSIONS, "small", lambda eps, norm: parts)
+    attacks = [AutoAttack(0.15, version="small"), AutoAttack(0.15, version="small", stages=1)]
+    whole = mrboost.evaluate(model, *batch, attacks[1], check=False).outcomes[-1]
+    with pytest.raises(InputError, match="under fab-t are NaN") as caught:
+        mrboost.evaluate(network, *batch, attacks, check=False)
+    found = caught.value.evaluation
+    names = [f"autoattack-small up to apgd-ce{again}" for again in (" again", "")]
+    assert [found[name].correct for name in names] == [whole.correct] * 2
