@@ -1,11 +1,13 @@
-"""AutoAttack against its oracle: the same model and images in one process, seconds and survivors of both.
+"""AutoAttack against its oracle: the same model and images in one process, seconds
+and survivors of both.
 
     python benchmarks/autoattack.py RUN --n 1000
 
-``pyautoattack`` (bit-identical to the reference implementation) is the oracle. Printed: the accuracy after each attack
-and its seconds, for both; the ratio; the points on which they differ; and whether each of our successes holds on a
-fresh forward pass of one image at a time. Set-up is counted. A second seed of the oracle (--seeds 2) shows how far the
-oracle differs from itself; --spread N compares N seeds of both, of apgd-t alone on the points where chance decides.
+``pyautoattack`` (bit-identical to the reference implementation) is the oracle. Printed: the
+accuracy after each attack and its seconds, for both; the ratio; the points on which they differ;
+and whether each of our successes holds on a fresh forward pass of one image at a time. Set-up is
+counted. A second seed of the oracle (--seeds 2) shows how far the oracle differs from itself;
+--spread N compares N seeds of both, of apgd-t alone on the points where chance decides.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from mrboost.threat import ball
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--n", type=int, default=None)
     parser.add_argument("--eps", type=fraction, default=None)
@@ -38,7 +40,11 @@ def main() -> None:
     parser.add_argument("--version", default="standard")
     parser.add_argument("--seeds", type=int, default=1, help="runs of the oracle")
     parser.add_argument(
-        "--spread", type=int, default=0, metavar="N", help="instead: does apgd-t break as much? N seeds each"
+        "--spread",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead: does apgd-t break as much? N seeds each",
     )
     parser.add_argument("--batch-size", type=int, default=250, help="of the oracle")
     parser.add_argument("--device", default="auto")
@@ -50,19 +56,38 @@ def main() -> None:
     device = model.weights.device
     eps = options.eps or folder.config["eps"]
     if options.spread:
-        spread(model, test.images().to(device), test.y.to(device), eps, options.norm, options.spread)
+        spread(
+            model, test.images().to(device), test.y.to(device), eps, options.norm, options.spread
+        )
         return
     contest(
-        model, test.images().to(device), test.y.to(device), eps, options.norm, options.version, options.seeds,
+        model,
+        test.images().to(device),
+        test.y.to(device),
+        eps,
+        options.norm,
+        options.version,
+        options.seeds,
         options.batch_size,
-    )  # fmt: skip
+    )
 
 
 def contest(
-    model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, version: str, seeds: int, batch_size: int
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    eps: float,
+    norm: str,
+    version: str,
+    seeds: int,
+    batch_size: int,
 ) -> None:
-    print(f"{len(x)} images, {norm} eps = {eps:g}, {version}, on {x.device}, {torch.get_num_threads()} threads")
-    model(x[:8].clone().requires_grad_(True)).sum().backward()  # what a process loads once is neither's time
+    print(
+        f"{len(x)} images, {norm} eps = {eps:g}, {version}, on {x.device}, "
+        f"{torch.get_num_threads()} threads"
+    )
+    # What a process loads once is neither's time
+    model(x[:8].clone().requires_grad_(True)).sum().backward()
     model.zero_grad(set_to_none=True)
     alive, adv, ours = our_run(model, x, y, AutoAttack(eps, norm, version=version))
     others = []
@@ -72,15 +97,23 @@ def contest(
         we, they = int((standing & ~alive).sum()), int((~standing & alive).sum())
         print(
             f"ours {alive.float().mean():.2%}, oracle (seed {seed}) {standing.float().mean():.2%}; "
-            f"{seconds / ours:.2f} times as fast; points only we break {we}, only the oracle breaks {they} "
-            f"({(we + they) / len(x):.2%} differ)"
+            f"{seconds / ours:.2f} times as fast; points only we break {we}, only the oracle "
+            f"breaks {they} ({(we + they) / len(x):.2%} differ)"
         )
     if seeds > 1:
-        print(f"the oracle's first two seeds differ on {(others[0] != others[1]).float().mean():.2%} of the points")
-    print(f"of our successes {invalid(model, x, y, adv, alive, eps, norm)} do not hold for one image at a time")
+        print(
+            "the oracle's first two seeds differ on "
+            f"{(others[0] != others[1]).float().mean():.2%} of the points"
+        )
+    print(
+        f"of our successes {invalid(model, x, y, adv, alive, eps, norm)} do not hold for one "
+        "image at a time"
+    )
 
 
-def our_run(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack) -> tuple[Tensor, Tensor, float]:
+def our_run(
+    model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack
+) -> tuple[Tensor, Tensor, float]:
     marks: list[tuple[int, float, float]] = []
     began = time.perf_counter()
 
@@ -93,7 +126,10 @@ def our_run(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack) -> tuple
     last = 0.0
     for stage, when, accuracy in marks:
         if stage > 0:
-            print(f"  ours    {attack.searches[stage - 1].name:<9} {accuracy:>7.2%} {when - last:>8.1f} s")
+            print(
+                f"  ours    {attack.searches[stage - 1].name:<9} {accuracy:>7.2%} "
+                f"{when - last:>8.1f} s"
+            )
             last = when
     print(f"  ours    whole     {points.alive.double().mean():>7.2%} {seconds:>8.1f} s")
     if x.is_cuda:
@@ -102,7 +138,14 @@ def our_run(model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack) -> tuple
 
 
 def oracle_run(
-    model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, version: str, seed: int, batch_size: int
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    eps: float,
+    norm: str,
+    version: str,
+    seed: int,
+    batch_size: int,
 ) -> tuple[Tensor, float]:
     from pyautoattack import AutoAttack as Oracle
 
@@ -122,12 +165,16 @@ def oracle_run(
 
 
 def spread(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seeds: int) -> None:
-    """Whether ours breaks as much as the oracle, on points where three seeds of each show that chance decides."""
+    """Whether ours breaks as much as the oracle, on points where three seeds of each show
+    that chance decides."""
     left = run(model, x, y, [APGD(eps, norm)], 0).alive.to(x.device)
     x, y = x[left], y[left]
     first = torch.cat(list(standing(model, x, y, eps, norm, range(3)).values()))
     edge = (first.any(dim=0) & ~first.all(dim=0)).to(x.device)
-    print(f"apgd-t on the {len(x)} points that apgd-ce leaves: {int(first.all(dim=0).sum())} always stand, of 6 runs;")
+    print(
+        f"apgd-t on the {len(x)} points that apgd-ce leaves: {int(first.all(dim=0).sum())} "
+        "always stand, of 6 runs;"
+    )
     print(f"{int(edge.sum())} stand in some of them, and with {seeds} other seeds each:")
     runs = standing(model, x[edge], y[edge], eps, norm, range(3, 3 + seeds))
     for name, alive in runs.items():
@@ -136,10 +183,15 @@ def spread(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seeds:
     pairs = {name: list(combinations(alive, 2)) for name, alive in runs.items()}
     pairs["ours and oracle"] = list(product(runs["ours"], runs["oracle"]))
     for name, both in pairs.items():
-        print(f"  two runs ({name}) differ on {sum(int((a != b).sum()) for a, b in both) / len(both):.1f} points")
+        print(
+            f"  two runs ({name}) differ on "
+            f"{sum(int((a != b).sum()) for a, b in both) / len(both):.1f} points"
+        )
 
 
-def standing(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seeds: range) -> dict[str, Tensor]:
+def standing(
+    model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seeds: range
+) -> dict[str, Tensor]:
     """Which points stand after apgd-t, ``(seeds, points)``."""
     from pyautoattack.autopgd_base import APGDAttack_targeted
 
@@ -152,10 +204,14 @@ def standing(model: nn.Module, x: Tensor, y: Tensor, eps: float, norm: str, seed
     return {name: torch.stack(runs) for name, runs in found.items()}
 
 
-def invalid(model: nn.Module, x: Tensor, y: Tensor, adv: Tensor, alive: Tensor, eps: float, norm: str) -> int:
+def invalid(
+    model: nn.Module, x: Tensor, y: Tensor, adv: Tensor, alive: Tensor, eps: float, norm: str
+) -> int:
     """Successes that leave ball or box, or that are classified correctly when they come alone."""
     bad = 0
-    outside = (ball(norm, eps).distance(adv, x) > eps * (1 + 1e-5) + 1e-6) | (adv.flatten(1).amin(1) < 0)
+    outside = (ball(norm, eps).distance(adv, x) > eps * (1 + 1e-5) + 1e-6) | (
+        adv.flatten(1).amin(1) < 0
+    )
     outside |= adv.flatten(1).amax(1) > 1
     with torch.no_grad(), exact_float32():
         for i in (~alive).nonzero().squeeze(1).tolist():

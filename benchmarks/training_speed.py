@@ -5,12 +5,13 @@
     python benchmarks/training_speed.py --data cifar10 --model wrn-34-10 --steps 20
     python benchmarks/training_speed.py --data cifar10 --model resnet18 --profile
 
-The naive loop keeps everything in float32 (TF32 convolutions where the device has them), runs PGD on the network
-itself with ``loss.backward()``, which fills the gradients of the weights on each attack step, and launches everything
-eagerly. Indented rows are steps from there to ``at``: no gradients of the weights in the attack (and channels-last
-memory on a CUDA device); ``--fast off`` (mixed bf16 there); quick copies; then ``at``, captured there too. All rows see
-the same batches and take turns; each figure is the median of the turns. On a CUDA device the most memory that a row
-held is printed too.
+The naive loop keeps everything in float32 (TF32 convolutions where the device has them), runs PGD
+on the network itself with ``loss.backward()``, which fills the gradients of the weights on each
+attack step, and launches everything eagerly. Indented rows are steps from there to ``at``: no
+gradients of the weights in the attack (and channels-last memory on a CUDA device); ``--fast off``
+(mixed bf16 there); quick copies; then ``at``, captured there too. All rows see the same batches and
+take turns; each figure is the median of the turns. On a CUDA device the most memory that a row held
+is printed too.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ Train = Callable[[Tensor, Tensor], None]
 
 
 def naive(config: Config, network: nn.Module, *, frozen: bool = False) -> Train:
-    """Adversarial training by the book; ``frozen`` spares the attack the gradients of the weights."""
+    """Adversarial training by the book; ``frozen`` spares the attack the
+    gradients of the weights."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     eps, step = config.eps, config.step_size
 
@@ -53,7 +55,9 @@ def naive(config: Config, network: nn.Module, *, frozen: bool = False) -> Train:
             with attacked(network) if frozen else nullcontext():
                 F.cross_entropy(network(x_adv), y).backward()
             assert x_adv.grad is not None
-            x_adv = torch.min(torch.max(x_adv + step * x_adv.grad.sign(), x - eps), x + eps).clamp(0, 1)
+            x_adv = torch.min(torch.max(x_adv + step * x_adv.grad.sign(), x - eps), x + eps).clamp(
+                0, 1
+            )
         network.train()
         optimizer.zero_grad()
         F.cross_entropy(network(x_adv.detach()), y).backward()
@@ -83,15 +87,19 @@ def batches(dataset: Dataset, size: int, device: torch.device) -> Iterator[tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-dir")
     parser.add_argument("--model", help="default: the data's usual one")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=1, help="also time mrboost's rounds up to this one")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="also time mrboost's rounds up to this one"
+    )
     parser.add_argument("--steps", type=int, default=40, help="steps of each turn")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="only tell which kernels the time of a step goes to")
+    parser.add_argument(
+        "--profile", action="store_true", help="only tell which kernels the time of a step goes to"
+    )
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     dataset = mrboost.data.load(options.data, options.data_dir)
@@ -101,7 +109,12 @@ def main() -> None:
 
     def config(recipe: str, **said: str) -> Config:
         return resolve(
-            recipes.get(recipe), dataset, model=options.model, batch_size=options.batch_size, epochs=1, **said
+            recipes.get(recipe),
+            dataset,
+            model=options.model,
+            batch_size=options.batch_size,
+            epochs=1,
+            **said,
         )
 
     def network() -> nn.Module:
@@ -116,11 +129,14 @@ def main() -> None:
         return
     rows: dict[str, Callable[[], Train]] = {
         "naive": lambda: naive(
-            config("at"), models.build(config("at").model, dataset.shape, dataset.num_classes).to(device)
+            config("at"),
+            models.build(config("at").model, dataset.shape, dataset.num_classes).to(device),
         ),
         "  no weight gradients": lambda: naive(config("at"), network(), frozen=True),
         "  --fast off": lambda: ours(config("at", fast="off"), network(), [], options, sample),
-        "  copies, not captured": lambda: ours(config("at", fast="on"), network(), [], options, sample, capture=False),
+        "  copies, not captured": lambda: ours(
+            config("at", fast="on"), network(), [], options, sample, capture=False
+        ),
         "at": lambda: ours(config("at", fast="on"), learner, [], options, sample),
         "at-mce": lambda: ours(config("at-mce", fast="on"), network(), [], options, sample),
     }
@@ -140,7 +156,9 @@ def main() -> None:
             trains[name](x, y)
         synchronize(device)
         setups[name] = time.perf_counter() - began
-        peaks[name] = (torch.cuda.max_memory_allocated() - held) / 2**20 if device.type == "cuda" else 0.0
+        peaks[name] = (
+            (torch.cuda.max_memory_allocated() - held) / 2**20 if device.type == "cuda" else 0.0
+        )
     turns = [
         {name: turn(train, stream, options.steps, device) for name, train in trains.items()}
         for _ in range(options.turns)
@@ -148,27 +166,37 @@ def main() -> None:
     seconds = {name: [one[name] for one in turns] for name in trains}
     base = statistics.median(seconds["naive"])
     per_epoch = -(-len(dataset.train) // options.batch_size)
-    print(f"{'':24}  naive over it  over at   set-up s  peak MiB  ({config('at').model}, batch {options.batch_size})")
+    print(
+        f"{'':24}  naive over it  over at   set-up s  peak MiB  ({config('at').model}, batch "
+        f"{options.batch_size})"
+    )
     for name, turns in seconds.items():
         median = statistics.median(turns)
         relative = median / statistics.median(seconds["at"])
-        print(f"{name:24}  {base / median:>13.2f}  {relative:>7.2f}  {setups[name]:>9.1f}  {peaks[name]:>8.0f}")
+        print(
+            f"{name:24}  {base / median:>13.2f}  {relative:>7.2f}  {setups[name]:>9.1f}  "
+            f"{peaks[name]:>8.0f}"
+        )
     print(
         f"an epoch of {len(dataset.train)} images: naive {base * per_epoch:.1f} s, at "
-        f"{statistics.median(seconds['at']) * per_epoch:.1f} s here; after {options.steps * options.turns + 4} steps "
-        f"the attack on a copy reaches {fidelity(learner, config('at'), stream):.2%} of the float32 attack's loss"
+        f"{statistics.median(seconds['at']) * per_epoch:.1f} s here; after "
+        f"{options.steps * options.turns + 4} steps the attack on a copy reaches "
+        f"{fidelity(learner, config('at'), stream):.2%} of the float32 attack's loss"
     )
 
 
 def fidelity(network: nn.Module, config: Config, stream: Iterator[tuple[Tensor, Tensor]]) -> float:
-    """The loss that the attack on a copy reaches over that of the attack on the network in float32, on ten batches."""
+    """The loss that the attack on a copy reaches over that of the attack on the network in
+    float32, on ten batches."""
     reached = [0.0, 0.0]
     with attacked(network), exact_float32():
         for x, y in islice(stream, 10):
             for i, victim in enumerate((quick(network, x), network)):
                 generator = torch.Generator(x.device).manual_seed(0)
                 x_adv = config.attack().ascend(
-                    lambda images, victim=victim, y=y: F.cross_entropy(victim(images), y, reduction="none"),
+                    lambda images, victim=victim, y=y: F.cross_entropy(
+                        victim(images), y, reduction="none"
+                    ),
                     x,
                     generator,
                 )
@@ -177,7 +205,9 @@ def fidelity(network: nn.Module, config: Config, stream: Iterator[tuple[Tensor, 
     return reached[0] / reached[1]
 
 
-def turn(train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device) -> float:
+def turn(
+    train: Train, stream: Iterator[tuple[Tensor, Tensor]], steps: int, device: torch.device
+) -> float:
     """Seconds of a step."""
     synchronize(device)
     began = time.perf_counter()
@@ -192,7 +222,14 @@ KINDS = {
     "convolution, gradient in the images": ("dgrad",),
     "convolution, gradient in the weights": ("wgrad",),
     "BatchNorm": ("batch_norm", "bn_"),
-    "element-wise and copies": ("elementwise", "copy", "foreach", "multi_tensor", "memcpy", "triton"),
+    "element-wise and copies": (
+        "elementwise",
+        "copy",
+        "foreach",
+        "multi_tensor",
+        "memcpy",
+        "triton",
+    ),
 }
 """Kernels by what their names contain; the first kind that fits counts, from the bottom up."""
 

@@ -13,9 +13,12 @@ from threading import Thread
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes for trainings at the same time, which end with this one, however it ends."""
+    """So many processes for trainings at the same time, which end with this
+    one, however it ends."""
     # A new interpreter for each: CUDA does not survive a fork.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    ) as pool:
         try:
             yield pool
         except KeyboardInterrupt:
@@ -25,7 +28,8 @@ def side_by_side(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _end_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes: one traceback is enough
+    # Ctrl-C reaches all processes: one traceback is enough
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def watch() -> None:
         if (parent := multiprocessing.parent_process()) is not None:

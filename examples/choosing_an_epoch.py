@@ -1,4 +1,5 @@
-"""Which epoch's weights to keep? Rules that see the held-out images only, judged on test images they do not see.
+"""Which epoch's weights to keep? Rules that see the held-out images only, judged on test
+images they do not see.
 
 python examples/choosing_an_epoch.py --recipes strong at at-mce --epochs 20
 """
@@ -43,16 +44,26 @@ RULES: dict[str, Rule] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--recipes", nargs="+", default=["strong", "at", "at-mce"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5])
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
-    print(f"Accuracy on test images, %, worst case over PGD-100 and CW at eps {EPS}; seeds {options.seeds}.\n")
-    print(f"| recipe | {' | '.join(RULES)} | best on the test images |\n{'|---' * (len(RULES) + 2)}|")
+    print(
+        f"Accuracy on test images, %, worst case over PGD-100 and CW at eps {EPS}; seeds "
+        f"{options.seeds}.\n"
+    )
+    print(
+        f"| recipe | {' | '.join(RULES)} | best on the test images |\n{'|---' * (len(RULES) + 2)}|"
+    )
     for name in options.recipes:
-        rows = [row(name, seed, options.epochs) for seed in tqdm(options.seeds, name, unit="training")]
-        print(f"| `{name}` | {' | '.join(spread(column) for column in zip(*rows, strict=True))} |", flush=True)
+        rows = [
+            row(name, seed, options.epochs) for seed in tqdm(options.seeds, name, unit="training")
+        ]
+        print(
+            f"| `{name}` | {' | '.join(spread(column) for column in zip(*rows, strict=True))} |",
+            flush=True,
+        )
 
 
 def row(name: str, seed: int, epochs: int) -> list[float]:
@@ -66,12 +77,19 @@ def row(name: str, seed: int, epochs: int) -> list[float]:
         kept.append((robust, copy_state(self.kept)))
 
     with mock.patch.object(Progress, "score", keeping):
-        (network,) = mrboost.boost(recipes.get(name), dataset, seed=seed, epochs=epochs, eps=EPS, device="cpu")
+        (network,) = mrboost.boost(
+            recipes.get(name), dataset, seed=seed, epochs=epochs, eps=EPS, device="cpu"
+        )
     worth = []
     for _, weights in kept:
         network.load_state_dict(weights)
         found = mrboost.evaluate(
-            network.eval(), dataset.test.images(), dataset.test.y, ("pgd-100", "cw"), eps=EPS, check=False
+            network.eval(),
+            dataset.test.images(),
+            dataset.test.y,
+            ("pgd-100", "cw"),
+            eps=EPS,
+            check=False,
         )
         worth.append(100 * found.worst[0])
     robust = [one for one, _ in kept]

@@ -1,11 +1,13 @@
-"""Every single-model defence of the paper with and without MCE, side by side: one row a recipe, several seeds.
+"""Every single-model defence of the paper with and without MCE, side by side: one row a
+recipe, several seeds.
 
     python examples/defences.py --data digits --eps 0.15 --epochs 20
     python examples/defences.py --data mnist --test 1000 --jobs 4
-    python examples/defences.py --data folder:cifar10-jpeg.tar.xz --model resnet18 --epochs 50 --seeds 0 --test 1000
+    python examples/defences.py --data folder:cifar10-jpeg.tar.xz --model resnet18 --epochs 50 \
+        --seeds 0 --test 1000
 
-Trains what is not trained yet, attacks what is not attacked yet, and prints the table; started again, it goes on.
-Besides the recipes, ``--recipes`` takes the compositions named in ``COMPOSED``.
+Trains what is not trained yet, attacks what is not attacked yet, and prints the table; started
+again, it goes on. Besides the recipes, ``--recipes`` takes the compositions named in ``COMPOSED``.
 """
 
 from __future__ import annotations
@@ -64,15 +66,27 @@ Scores = dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipes", nargs="+", default=ROWS, metavar="NAME", help=f"default: {' '.join(ROWS)}")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--recipes", nargs="+", default=ROWS, metavar="NAME", help=f"default: {' '.join(ROWS)}"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--attacks", nargs="+", default=["pgd-100", "autoattack"])
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-dir")
-    parser.add_argument("--test", type=int, help="test images that are attacked, drawn once; default: all")
-    for name, kind in (("model", str), ("eps", float), ("epochs", int), ("rounds", int), ("batch-size", int),
-                       ("lr", float), ("schedule", str), ("ema", float)):  # fmt: skip
+    parser.add_argument(
+        "--test", type=int, help="test images that are attacked, drawn once; default: all"
+    )
+    for name, kind in (
+        ("model", str),
+        ("eps", float),
+        ("epochs", int),
+        ("rounds", int),
+        ("batch-size", int),
+        ("lr", float),
+        ("schedule", str),
+        ("ema", float),
+    ):
         parser.add_argument(f"--{name}", type=kind, help="default: the data's or the recipe's")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--out", type=Path, default=Path("runs/defences"))
@@ -82,9 +96,14 @@ def main() -> None:
         find(name)
     with side_by_side(options.jobs) as pool:
         waiting = {
-            (name, seed): pool.submit(run, name, seed, options) for seed in options.seeds for name in options.recipes
+            (name, seed): pool.submit(run, name, seed, options)
+            for seed in options.seeds
+            for name in options.recipes
         }
-        scores = {name: [waiting[name, seed].result() for seed in options.seeds] for name in options.recipes}
+        scores = {
+            name: [waiting[name, seed].result() for seed in options.seeds]
+            for name in options.recipes
+        }
     print(table(scores, ["clean", *options.attacks], options.seeds))
 
 
@@ -93,13 +112,24 @@ def find(name: str) -> mrboost.Recipe:
 
 
 def run(name: str, seed: int, options: argparse.Namespace) -> Scores:
-    """Accuracy in percent of one recipe and seed, clean and under each attack; what is known already is not redone."""
+    """Accuracy in percent of one recipe and seed, clean and under each attack; what is known
+    already is not redone."""
     dataset, folder = load(options.data, options.data_dir), options.out / f"{name}-seed{seed}"
-    said = {key: getattr(options, key) for key in ("model", "eps", "epochs", "batch_size", "lr", "schedule", "ema")}
+    said = {
+        key: getattr(options, key)
+        for key in ("model", "eps", "epochs", "batch_size", "lr", "schedule", "ema")
+    }
     if options.rounds is not None and find(name).rounds > 1:
         said["rounds"] = options.rounds
     model = mrboost.boost(
-        find(name), dataset, seed=seed, out=folder, resume=True, device=options.device, progress=True, **said
+        find(name),
+        dataset,
+        seed=seed,
+        out=folder,
+        resume=True,
+        device=options.device,
+        progress=True,
+        **said,
     )
     kept = folder / f"scores-{options.test or 'all'}.json"
     scores: Scores = json.loads(kept.read_text()) if kept.exists() else {}
@@ -127,7 +157,8 @@ def load(data: str, data_dir: str | None) -> Dataset:
 
 def table(scores: dict[str, list[Scores]], columns: list[str], seeds: list[int]) -> str:
     lines = [
-        f"Accuracy, %, of the weights that were best on held-out images; mean ± standard deviation over seeds {seeds}.",
+        "Accuracy, %, of the weights that were best on held-out images; mean ± standard "
+        f"deviation over seeds {seeds}.",
         "",
         f"| recipe | {' | '.join(columns)} |",
         "|---" * (len(columns) + 1) + "|",

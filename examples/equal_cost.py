@@ -3,17 +3,21 @@
     python examples/equal_cost.py --data digits --eps 0.15 --epochs 6
     python examples/equal_cost.py --data mnist --epochs 2 --batch-size 256
 
-Margin boosting with five rounds of E epochs is trained first, and its seconds are the budget. Its first round says what
-an epoch of one network takes, its later rounds what an epoch beside past members takes; from these follow the epochs of
-the rows that are to be as dear, as near as whole epochs allow: one network, five independent ones, boosting with a long
-first round and later ones of E / 2, and boosting in which each image meets one past member (``mrboost-drawn``), whose
-later rounds all cost what the second one does. RobBoost and the other inits have five rounds of E epochs, too.
+Margin boosting with five rounds of E epochs is trained first, and its seconds are the budget. Its
+first round says what an epoch of one network takes, its later rounds what an epoch beside past
+members takes; from these follow the epochs of the rows that are to be as dear, as near as whole
+epochs allow: one network, five independent ones, boosting with a long first round and later ones of
+E / 2, and boosting in which each image meets one past member (``mrboost-drawn``), whose later
+rounds all cost what the second one does. RobBoost and the other inits have five rounds of E epochs,
+too.
 
-Seconds are those of the run folders' ``metrics.jsonl``: training, with the validation after each epoch. The table has
-them, so that one sees how equal the costs are. With ``--jobs`` the rows share the device, which small networks leave
-mostly idle, and their seconds say less; the budget is always measured alone.
+Seconds are those of the run folders' ``metrics.jsonl``: training, with the validation after each
+epoch. The table has them, so that one sees how equal the costs are. With ``--jobs`` the rows share
+the device, which small networks leave mostly idle, and their seconds say less; the budget is always
+measured alone.
 
-Each round is scored as soon as it is trained, and kept; starting the script again goes on where it stopped.
+Each round is scored as soon as it is trained, and kept; starting the script again goes
+on where it stopped.
 """
 
 from __future__ import annotations
@@ -56,9 +60,13 @@ class Boosting:
 
     @classmethod
     def of(cls, epochs: int, metrics: list[dict[str, float]]) -> Boosting:
-        of_round = [[row["seconds"] for row in metrics if row["round"] == t] for t in range(1, ROUNDS + 1)]
+        of_round = [
+            [row["seconds"] for row in metrics if row["round"] == t] for t in range(1, ROUNDS + 1)
+        ]
         # The median, since the first epoch of a round also prepares it.
-        return cls(epochs, sum(map(sum, of_round)), [statistics.median(seconds) for seconds in of_round])
+        return cls(
+            epochs, sum(map(sum, of_round)), [statistics.median(seconds) for seconds in of_round]
+        )
 
 
 def equal_rounds(boosting: Boosting) -> Plan:
@@ -81,7 +89,9 @@ def independent(boosting: Boosting) -> Plan:
 
 def long_first(boosting: Boosting) -> Plan:
     later = boosting.epochs // 2
-    return Plan(whole((boosting.seconds - later * sum(boosting.epoch[1:])) / boosting.epoch[0]), later)
+    return Plan(
+        whole((boosting.seconds - later * sum(boosting.epoch[1:])) / boosting.epoch[0]), later
+    )
 
 
 def drawn(boosting: Boosting) -> Plan:
@@ -91,7 +101,10 @@ def drawn(boosting: Boosting) -> Plan:
 
 def drawn_long_first(boosting: Boosting) -> Plan:
     later = 7 * boosting.epochs // 8
-    return Plan(whole((boosting.seconds - (ROUNDS - 1) * later * boosting.epoch[1]) / boosting.epoch[0]), later)
+    return Plan(
+        whole((boosting.seconds - (ROUNDS - 1) * later * boosting.epoch[1]) / boosting.epoch[0]),
+        later,
+    )
 
 
 def whole(epochs: float) -> int:
@@ -116,7 +129,8 @@ BUDGET = "mrboost (All, Ind, PerInit)"
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: the scores of the ensemble after each round, and its epochs with their seconds."""
+    """A finished training: the scores of the ensemble after each round, and its
+    epochs with their seconds."""
 
     scores: list[Scores]
     metrics: list[dict[str, float]]
@@ -127,7 +141,7 @@ class Trained:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-dir")
     parser.add_argument("--model", help="default: the data's usual one")
@@ -135,9 +149,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="E")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", type=int, nargs="+", help="which methods, 0 to 10; default: 0 to 7")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", help="which methods, 0 to 10; default: 0 to 7"
+    )
     parser.add_argument("--train", type=int, help="training images, drawn once; default: all")
-    parser.add_argument("--test", type=int, help="test images that are attacked, drawn once; default: all")
+    parser.add_argument(
+        "--test", type=int, help="test images that are attacked, drawn once; default: all"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--out", type=Path, default=Path("runs/equal-cost"))
     parser.add_argument("--device", default="auto")
@@ -153,9 +171,12 @@ def main() -> None:
         plans = {label: METHODS[label][2](boosting) for label in labels}
         waiting = {
             (label, seed): pool.submit(run, label, plans[label], seed, options)
-            for seed in options.seeds for label in labels
-        }  # fmt: skip
-        trained = {label: [waiting[label, seed].result() for seed in options.seeds] for label in labels}
+            for seed in options.seeds
+            for label in labels
+        }
+        trained = {
+            label: [waiting[label, seed].result() for seed in options.seeds] for label in labels
+        }
     print(table(trained, plans, len(options.seeds)))
 
 
@@ -164,15 +185,27 @@ def run(label: str, plan: Plan, seed: int, options: argparse.Namespace) -> Train
     recipe, rounds, _ = METHODS[label]
     dataset = load(options.data, options.data_dir, options.train, options.test)
     later = plan.later if plan.later != plan.first else None
-    folder = options.out / f"{recipe}-{rounds}x{plan.first}{f'-{later}' if later else ''}-seed{seed}"
+    folder = (
+        options.out / f"{recipe}-{rounds}x{plan.first}{f'-{later}' if later else ''}-seed{seed}"
+    )
     kept = folder / "staged.json"
     scored = json.loads(kept.read_text()) if kept.exists() else []
     for count in range(len(scored) + 1, rounds + 1):
         model = mrboost.boost(
-            recipe, dataset, model=options.model, rounds=count, epochs=plan.first, later_epochs=later,
-            eps=options.eps, batch_size=options.batch_size, seed=seed, out=folder, resume=True,
-            device=options.device, progress=True,
-        )  # fmt: skip
+            recipe,
+            dataset,
+            model=options.model,
+            rounds=count,
+            epochs=plan.first,
+            later_epochs=later,
+            eps=options.eps,
+            batch_size=options.batch_size,
+            seed=seed,
+            out=folder,
+            resume=True,
+            device=options.device,
+            progress=True,
+        )
         scored.append(scores(model, dataset.test, options.eps or dataset.defaults.eps))
         kept.write_text(json.dumps(scored))
     return Trained(scored, Run.open(folder).metrics())
@@ -200,9 +233,11 @@ def scores(model: torch.nn.Module, test: Split, eps: float) -> Scores:
 
 def table(trained: dict[str, list[Trained]], plans: dict[str, Plan], seeds: int) -> str:
     lines = [
-        f"Mean ± standard deviation over {seeds} seeds, after the last round; then PGD-100 after each round.",
+        f"Mean ± standard deviation over {seeds} seeds, after the last round; then PGD-100 "
+        "after each round.",
         "",
-        "| method | epochs by round | seconds | clean | PGD-100 | CW | least margin | PGD-100 by round |",
+        "| method | epochs by round | seconds | clean | PGD-100 | CW | least margin | PGD-100 "
+        "by round |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for label, runs in trained.items():
@@ -210,9 +245,17 @@ def table(trained: dict[str, list[Trained]], plans: dict[str, Plan], seeds: int)
         plan = plans[label]
         epochs = ", ".join(map(str, [plan.first, *[plan.later] * (rounds - 1)]))
         seconds = f"{statistics.mean(one.seconds for one in runs):.0f}"
-        cells = [spread([one.scores[-1][key] for one in runs]) for key in ("clean", "pgd-100", "cw", "least margin")]
-        staged = [f"{statistics.mean(one.scores[i]['pgd-100'] for one in runs):.1f}" for i in range(rounds)]
-        lines.append(f"| {label} | {epochs} | {seconds} | {' | '.join(cells)} | {', '.join(staged)} |")
+        cells = [
+            spread([one.scores[-1][key] for one in runs])
+            for key in ("clean", "pgd-100", "cw", "least margin")
+        ]
+        staged = [
+            f"{statistics.mean(one.scores[i]['pgd-100'] for one in runs):.1f}"
+            for i in range(rounds)
+        ]
+        lines.append(
+            f"| {label} | {epochs} | {seconds} | {' | '.join(cells)} | {', '.join(staged)} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""How sharp should the exponential sampler be? One round on digits for several η, with and without example weights.
+"""How sharp should the exponential sampler be? One round on digits for several η, with and
+without example weights.
 
 python examples/exponential_digits.py
 """
@@ -17,7 +18,9 @@ from mrboost.recipes import Exp
 
 def main() -> None:
     data = mrboost.data.load("digits")
-    print("| η | weights over examples | clean | PGD-20 | acceptance | effective share of the batch |")
+    print(
+        "| η | weights over examples | clean | PGD-20 | acceptance | effective share of the batch |"
+    )
     print("|---|---|---|---|---|---|")
     for reweight in (True, False):
         for eta in (0.5, 1.0, 4.0, 16.0, 64.0):
@@ -28,8 +31,9 @@ def main() -> None:
                 last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
             result = mrboost.evaluate(model, data.test.images(), data.test.y, "pgd-20", eps=0.1)
             print(
-                f"| {eta:g} | {'as in P_t' if reweight else 'none'} | {result['clean'].accuracy:.1%} | "
-                f"{result['pgd-20'].accuracy:.1%} | {last['acceptance']:.2f} | {last['effective_share']:.2f} |",
+                f"| {eta:g} | {'as in P_t' if reweight else 'none'} | "
+                f"{result['clean'].accuracy:.1%} | {result['pgd-20'].accuracy:.1%} | "
+                f"{last['acceptance']:.2f} | {last['effective_share']:.2f} |",
                 flush=True,
             )
 

@@ -15,8 +15,8 @@ from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
 from mrboost.cli.commands import main
 from mrboost.data import Dataset, Defaults, Split
 
-# The networks here are tiny: a second thread gains little, and when another process holds a core the two spend
-# their time waiting for each other.
+# The networks here are tiny: a second thread gains little, and when another process holds a core
+# the two spend their time waiting for each other.
 torch.set_num_threads(1)
 
 
@@ -39,7 +39,8 @@ def images(digits: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def trained(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder: adversarial training with MCE on digits, long enough to be robust. Read it, don't write it."""
+    """A run folder: adversarial training with MCE on digits, long enough to be robust.
+    Read it, don't write it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     mrboost.boost("at-mce", digits, epochs=8, out=folder, device="cpu")
     return folder
@@ -75,14 +76,19 @@ def tiny() -> Dataset:
     """Forty-eight noisy images of three easy classes: an epoch takes milliseconds."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(48) % 3
-    x = (0.25 * torch.rand(48, 1, 8, 8, generator=generator) + 0.25 * y.view(-1, 1, 1, 1)).clamp(0, 1)
-    defaults = Defaults(eps=0.05, step_size=0.0125, model="cnn-digits", epochs=2, padding=1, flip=True)
+    x = (0.25 * torch.rand(48, 1, 8, 8, generator=generator) + 0.25 * y.view(-1, 1, 1, 1)).clamp(
+        0, 1
+    )
+    defaults = Defaults(
+        eps=0.05, step_size=0.0125, model="cnn-digits", epochs=2, padding=1, flip=True
+    )
     return Dataset("tiny", Split(x[:36], y[:36]), Split(x[36:], y[36:]), ("a", "b", "c"), defaults)
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The options of a command that trains on a folder of very few images: an epoch takes milliseconds."""
+    """The options of a command that trains on a folder of very few images: an
+    epoch takes milliseconds."""
     folder = tmp_path_factory.mktemp("data") / "pictures"
     write_pictures(folder, "abc")
     return ["--data", f"folder:{folder}", "--model", "cnn-digits"]

@@ -40,7 +40,9 @@ def test_members_may_differ(members) -> None:
     assert Ensemble([members[0], linear])(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("weights", [[1.0], [0.0, 0.0, 0.0], [1.0, -1.0, 1.0], [1.0, float("nan"), 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[1.0], [0.0, 0.0, 0.0], [1.0, -1.0, 1.0], [1.0, float("nan"), 1.0]]
+)
 def test_refuses_bad_weights(members, weights: list[float]) -> None:
     with pytest.raises(InputError, match="weights"):
         Ensemble(members, weights)

@@ -32,7 +32,9 @@ def test_it_can_be_imported(path: Path) -> None:
     assert callable(load(path).main)
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *(ROOT / "benchmarks").glob("*.py")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*EXAMPLES, *(ROOT / "benchmarks").glob("*.py")], ids=lambda path: path.stem
+)
 def test_it_loads_mrboost_before_torch(path: Path) -> None:
     """As the command does: mrboost says how idle threads wait, and torch reads that once."""
     names = re.findall(r"^(?:import|from) (mrboost|torch)\b", path.read_text(), re.MULTILINE)
@@ -53,13 +55,20 @@ def test_the_plot_of_minutes_has_the_figures_of_its_pages() -> None:
     for line in tomllib.loads((results / "minutes.toml").read_text("utf-8"))["lines"]:
         page = (results / line["page"]).read_text("utf-8")
         for point in line["points"]:
-            assert re.search(rf"\b{point['clean']:.2f}\b[* |]+{point['pgd']:.2f}\b", page), (line["page"], point)
+            assert re.search(rf"\b{point['clean']:.2f}\b[* |]+{point['pgd']:.2f}\b", page), (
+                line["page"],
+                point,
+            )
 
 
-def test_averaged_statistics(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a short training a slow average has mostly its first weights, and no statistics but its own fit those."""
+def test_averaged_statistics(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a short training a slow average has mostly its first weights, and no statistics
+    but its own fit those."""
     example = load(ROOT / "examples" / "averaged_statistics.py")
-    monkeypatch.setattr(example, "PGD", lambda eps, steps, **how: PGD(eps, steps=1, **how))  # clean accuracies will do
+    # Clean accuracies will do
+    monkeypatch.setattr(example, "PGD", lambda eps, steps, **how: PGD(eps, steps=1, **how))
     monkeypatch.setattr(sys, "argv", ["averaged_statistics.py", "--steps", "80"])
     example.main()
     *_, row = capsys.readouterr().out.splitlines()
@@ -78,19 +87,27 @@ def test_the_design_names_every_file() -> None:
     package = ROOT / "src" / "mrboost"
     files = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
     whole = {package / "attacks", package / "data", package / "models"}  # said as folders
-    missing = sorted(str(path) for path in files if path.parent not in whole and f"`{path.name}`" not in table)
+    missing = sorted(
+        str(path) for path in files if path.parent not in whole and f"`{path.name}`" not in table
+    )
     assert not missing
 
 
 def test_rows_of_equal_cost_have_the_epochs_that_the_measured_seconds_allow() -> None:
     example = load(ROOT / "examples" / "equal_cost.py")
-    took = {1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0, 5: 6.0}  # seconds of an epoch: less than t times the first round's
-    metrics = [{"round": t, "seconds": took[t] + 4 * (epoch == 0)} for t in took for epoch in range(8)]
+    # Seconds of an epoch: less than t times the first round's
+    took = {1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0, 5: 6.0}
+    metrics = [
+        {"round": t, "seconds": took[t] + 4 * (epoch == 0)} for t in took for epoch in range(8)
+    ]
     boosting = example.Boosting.of(8, metrics)
-    assert boosting == example.Boosting(8, 8 * sum(took.values()) + 5 * 4, list(took.values()))  # 180 seconds
+    # 180 seconds
+    assert boosting == example.Boosting(8, 8 * sum(took.values()) + 5 * 4, list(took.values()))
     plans = {label: plan(boosting) for label, (_, _, plan) in example.METHODS.items()}
     assert plans["one at, as long"] == example.Plan(90, 90)
     assert plans["five independent at"] == example.Plan(18, 18)
     assert plans["mrboost-drawn"] == example.Plan(13, 13)  # 180 / (2 + 4 × 3)
-    assert plans["mrboost, a long first round"] == example.Plan(54, 4)  # (180 − 4 × (3 + 4 + 5 + 6)) / 2
-    assert plans["mrboost-drawn, a long first round"] == example.Plan(48, 7)  # (180 − 4 × 7 × 3) / 2
+    # (180 − 4 × (3 + 4 + 5 + 6)) / 2
+    assert plans["mrboost, a long first round"] == example.Plan(54, 4)
+    # (180 − 4 × 7 × 3) / 2
+    assert plans["mrboost-drawn, a long first round"] == example.Plan(48, 7)

@@ -72,13 +72,20 @@ def target(logits: Tensor) -> Tensor:
         (margin, lambda g, y: best_other(g, y) - g[y]),
         (dlr, dlr_literal),
         (boosted_cross_entropy, bce),
-        (SMOOTHED[0], lambda g, y: 0.8 * ce(g, y) + sum(0.2 / len(g) * ce(g, j) for j in range(len(g)))),
-        (SMOOTHED[1], lambda g, y: 0.7 * mce_a(g, y) + sum(0.3 / len(g) * mce_a(g, j) for j in range(len(g)))),
+        (
+            SMOOTHED[0],
+            lambda g, y: 0.8 * ce(g, y) + sum(0.2 / len(g) * ce(g, j) for j in range(len(g))),
+        ),
+        (
+            SMOOTHED[1],
+            lambda g, y: 0.7 * mce_a(g, y) + sum(0.3 / len(g) * mce_a(g, j) for j in range(len(g))),
+        ),
     ],
 )
 def test_equals_its_definition(loss, definition, logits: Tensor, target: Tensor) -> None:
     expected = torch.tensor(
-        [definition(g, y) for g, y in zip(logits.tolist(), target.tolist(), strict=True)], dtype=torch.float64
+        [definition(g, y) for g, y in zip(logits.tolist(), target.tolist(), strict=True)],
+        dtype=torch.float64,
     )
     torch.testing.assert_close(loss(logits, target, reduction="none"), expected)
     torch.testing.assert_close(loss(logits, target), expected.mean())
@@ -88,20 +95,32 @@ def test_equals_its_definition(loss, definition, logits: Tensor, target: Tensor)
 def test_pairwise_mce_equals_its_definition(logits: Tensor, target: Tensor) -> None:
     other = (target + 1 + torch.arange(7) % (logits.shape[1] - 1)) % logits.shape[1]
     assert (other != target).all()
-    expected = [mce(g, y, o) for g, y, o in zip(logits.tolist(), target.tolist(), other.tolist(), strict=True)]
+    expected = [
+        mce(g, y, o)
+        for g, y, o in zip(logits.tolist(), target.tolist(), other.tolist(), strict=True)
+    ]
     found = margin_cross_entropy(logits, target, other, reduction="none")
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_average_is_the_mean_of_the_pairs(logits: Tensor, target: Tensor) -> None:
     classes = logits.shape[1]
-    pairs = [margin_cross_entropy(logits, target, (target + k) % classes, reduction="none") for k in range(1, classes)]
-    torch.testing.assert_close(margin_cross_entropy(logits, target, reduction="none"), torch.stack(pairs).mean(dim=0))
+    pairs = [
+        margin_cross_entropy(logits, target, (target + k) % classes, reduction="none")
+        for k in range(1, classes)
+    ]
+    torch.testing.assert_close(
+        margin_cross_entropy(logits, target, reduction="none"), torch.stack(pairs).mean(dim=0)
+    )
 
 
-def test_the_papers_listing_is_smaller_by_the_number_of_classes(logits: Tensor, target: Tensor) -> None:
+def test_the_papers_listing_is_smaller_by_the_number_of_classes(
+    logits: Tensor, target: Tensor
+) -> None:
     classes = logits.shape[1]
-    listing = (-F.log_softmax(-logits, dim=1) * (1 - F.one_hot(target, classes))).mean() / (classes - 1)
+    listing = (-F.log_softmax(-logits, dim=1) * (1 - F.one_hot(target, classes))).mean() / (
+        classes - 1
+    )
     ours = margin_cross_entropy(logits, target) - cross_entropy(logits, target)
     torch.testing.assert_close(ours, classes * listing)
 
@@ -111,23 +130,33 @@ def test_for_two_classes_mce_is_twice_ce() -> None:
     target = torch.arange(50) % 2
     twice = 2 * cross_entropy(logits, target, reduction="none")
     torch.testing.assert_close(margin_cross_entropy(logits, target, reduction="none"), twice)
-    torch.testing.assert_close(margin_cross_entropy(logits, target, 1 - target, reduction="none"), twice)
+    torch.testing.assert_close(
+        margin_cross_entropy(logits, target, 1 - target, reduction="none"), twice
+    )
 
 
 def test_kl_equals_its_definition(logits: Tensor) -> None:
     p, q = logits.softmax(dim=1), logits.roll(1, dims=1).softmax(dim=1)
     expected = (p * (p / q).log()).sum(dim=1)
-    torch.testing.assert_close(kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), expected)
-    torch.testing.assert_close(kl_divergence(logits, logits, reduction="none"), torch.zeros(7, dtype=torch.float64))
+    torch.testing.assert_close(
+        kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), expected
+    )
+    torch.testing.assert_close(
+        kl_divergence(logits, logits, reduction="none"), torch.zeros(7, dtype=torch.float64)
+    )
     p, q = (-logits).softmax(dim=1), (-logits.roll(1, dims=1)).softmax(dim=1)
     both = expected + (p * (p / q).log()).sum(dim=1)
-    torch.testing.assert_close(margin_kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), both)
+    torch.testing.assert_close(
+        margin_kl_divergence(logits, logits.roll(1, dims=1), reduction="none"), both
+    )
 
 
 def test_smoothing_the_cross_entropy_is_pytorchs(logits: Tensor, target: Tensor) -> None:
     expected = F.cross_entropy(logits, target, label_smoothing=0.2)
     torch.testing.assert_close(Smoothed(cross_entropy, 0.2)(logits, target), expected)
-    torch.testing.assert_close(probability(logits, target), (-cross_entropy(logits, target, reduction="none")).exp())
+    torch.testing.assert_close(
+        probability(logits, target), (-cross_entropy(logits, target, reduction="none")).exp()
+    )
     with pytest.raises(InputError, match="between 0 and 1, got 1"):
         Smoothed(share=1.0)
 
@@ -142,10 +171,16 @@ def test_gradients_of_pairs_and_kl(logits: Tensor, target: Tensor) -> None:
     reference = logits.flip(1)
     logits.requires_grad_(True)
     other = (target + 1) % logits.shape[1]
-    assert torch.autograd.gradcheck(lambda g: margin_cross_entropy(g, target, other, reduction="none"), logits)
+    assert torch.autograd.gradcheck(
+        lambda g: margin_cross_entropy(g, target, other, reduction="none"), logits
+    )
     for divergence in (kl_divergence, margin_kl_divergence):
-        assert torch.autograd.gradcheck(lambda g, d=divergence: d(g, reference, reduction="none"), logits)
-        assert torch.autograd.gradcheck(lambda g, d=divergence: d(reference, g, reduction="none"), logits)
+        assert torch.autograd.gradcheck(
+            lambda g, d=divergence: d(g, reference, reduction="none"), logits
+        )
+        assert torch.autograd.gradcheck(
+            lambda g, d=divergence: d(reference, g, reduction="none"), logits
+        )
 
 
 @pytest.mark.parametrize("loss", SINGLE)
@@ -155,17 +190,22 @@ def test_invariant_under_a_constant(loss, logits: Tensor, target: Tensor) -> Non
 
 @pytest.mark.parametrize("loss", SINGLE)
 def test_stable_at_huge_logits(loss) -> None:
-    logits = torch.tensor([[1e4, 0.0, -1e4, 3.0], [-1e4, 1e4, 1e4 - 1, 0.0], [1e4, 1e4 - 2, 1e4 - 3, -1e4]])
+    logits = torch.tensor(
+        [[1e4, 0.0, -1e4, 3.0], [-1e4, 1e4, 1e4 - 1, 0.0], [1e4, 1e4 - 2, 1e4 - 3, -1e4]]
+    )
     target = torch.tensor([0, 0, 1])
     values = logits.requires_grad_(True)
     found = loss(values, target, reduction="none")
     (gradient,) = torch.autograd.grad(found.sum(), values)
     assert gradient.isfinite().all()
-    torch.testing.assert_close(found.double(), loss(logits.double(), target, reduction="none"), rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(
+        found.double(), loss(logits.double(), target, reduction="none"), rtol=1e-6, atol=1e-3
+    )
 
 
 def test_mce_keeps_its_digits_when_the_true_logit_dwarfs_the_rest() -> None:
-    """The false labels' terms are O(1) beside a true label's term of 1e6, which must not swallow them."""
+    """The false labels' terms are O(1) beside a true label's term of 1e6, which
+    must not swallow them."""
     logits, target = torch.tensor([[1e6, 0.1, 0.2, 0.3]]), torch.tensor([0])
     false = (0.1, 0.2, 0.3)
     exact = sum(v + math.log(sum(math.exp(-w) for w in false)) for v in false) / 3

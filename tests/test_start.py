@@ -1,4 +1,5 @@
-"""How the package and its command start: names are loaded when asked for, Ctrl-C is answered from the first."""
+"""How the package and its command start: names are loaded when asked for, Ctrl-C is
+answered from the first."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import pytest
 
 import mrboost
 
-SCRIPT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]["mrboost"]
+SCRIPT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
+    "scripts"
+]["mrboost"]
 MODULE, FUNCTION = SCRIPT.split(":")
 WAYS = {
     "python -m mrboost": ["-m", "mrboost"],
@@ -23,7 +26,7 @@ import signal
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that a shell runs in the background ignores it
 signal.raise_signal(signal.SIGINT)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

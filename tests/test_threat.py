@@ -54,13 +54,16 @@ def test_uniform_draw_lies_in_the_ball(norm, eps: float, seed: int, dtype: torch
 @given(norms, st.floats(1e-3, 1.0), st.floats(1e-35, 1e30), seeds)
 @settings(max_examples=60, deadline=None)
 def test_step_is_steepest(norm, size: float, scale: float, seed: int) -> None:
-    """A step of the right length, and no random step of that length gains more along the gradient."""
+    """A step of the right length, and no random step of that length gains
+    more along the gradient."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(2, 1, 3, 3, generator=generator)
     threat = norm(1.0)
     step = threat.step(direction * scale, size)
     zero = torch.zeros_like(step)
-    torch.testing.assert_close(threat.distance(step, zero), torch.full((2,), size), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        threat.distance(step, zero), torch.full((2,), size), rtol=1e-4, atol=0
+    )
     other = threat.step(torch.randn(2, 1, 3, 3, generator=generator), size)
     gain, other_gain = ((direction * s).flatten(1).sum(dim=1) for s in (step, other))
     assert (gain >= other_gain - 1e-5).all()

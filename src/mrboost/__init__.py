@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from .runs.join import join
     from .training.boost import boost
 
-# Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a core, small networks
-# are many times slower for it; asleep they lose a third on an idle machine. So they spin for a moment, where that can
-# be said (by GNU's OpenMP, torch's own on Linux), and sleep. A setting of the user's stays.
+# Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a
+# core, small networks are many times slower for it; asleep they lose a third on an idle machine. So
+# they spin for a moment, where that can be said (by GNU's OpenMP, torch's own on Linux), and sleep.
+# A setting of the user's stays.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -96,7 +97,8 @@ sys.meta_path.append(_Moved())
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, loaded then: torch takes a second, and Ctrl-C within it is the command's to answer."""
+    """What is asked for, loaded then: torch takes a second, and Ctrl-C within it is the
+    command's to answer."""
     if name not in __all__ and name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f".{_MODULE_OF.get(name, name)}", __name__)

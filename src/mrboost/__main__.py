@@ -1,4 +1,5 @@
-"""The command ``mrboost``, and ``python -m mrboost``: it answers Ctrl-C from its first moment on."""
+"""The command ``mrboost``, and ``python -m mrboost``: it answers Ctrl-C from
+its first moment on."""
 
 import sys
 

@@ -40,9 +40,11 @@ def speaks_for_its_node() -> bool:
 
 
 def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
-    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device has it, unless told.
+    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device
+    has it, unless told.
 
-    ``together``: if torchrun started this process, it joins the others, and each has a device of its own.
+    ``together``: if torchrun started this process, it joins the others, and each has
+    a device of its own.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
@@ -50,32 +52,48 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
     kind, _, index = device.partition(":")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if not available.get(kind, False) or (index and not (kind == "cuda" and index.isdecimal())):
         usable = [name for name, there in available.items() if there]
-        raise InputError(f"device {device!r} is not available here: use auto or {' or '.join(usable)}")
+        raise InputError(
+            f"device {device!r} is not available here: use auto or {' or '.join(usable)}"
+        )
     if index and int(index) >= torch.cuda.device_count():
-        raise InputError(f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices")
+        raise InputError(
+            f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices"
+        )
     if precision == "auto":
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
     if under_torchrun() and not together and os.environ["WORLD_SIZE"] != "1":
-        raise InputError("only train and evaluate run in several processes: start this command without torchrun")
+        raise InputError(
+            "only train and evaluate run in several processes: start this command without torchrun"
+        )
     devices: list[int] | int = [int(index)] if index else 1
     shared: dict[str, Any] = {}
     if together and under_torchrun():
         if index:
-            raise InputError(f"device {device!r} is one device, and torchrun gives each process its own: use {kind}")
+            raise InputError(
+                f"device {device!r} is one device, and torchrun gives each process its own: "
+                f"use {kind}"
+            )
         world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         if kind == "cuda" and local > torch.cuda.device_count():
             raise InputError(
-                f"{local} processes need as many CUDA devices, there are {torch.cuda.device_count()}: "
-                f"use --nproc-per-node {torch.cuda.device_count()}"
+                f"{local} processes need as many CUDA devices, there are "
+                f"{torch.cuda.device_count()}: use --nproc-per-node {torch.cuda.device_count()}"
             )
         # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         apart: dict[str, Any] = {buffers: False}
-        devices, shared = local, {"strategy": DDPStrategy(timeout=_PATIENCE, **apart), "num_nodes": world // local}
+        devices, shared = (
+            local,
+            {"strategy": DDPStrategy(timeout=_PATIENCE, **apart), "num_nodes": world // local},
+        )
     fabric = Fabric(accelerator=kind, devices=devices, precision=precision, **shared)  # type: ignore[arg-type]
     if shared:
         fabric.launch()
@@ -83,7 +101,8 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
 
 
 def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:
-    """The mean, ``sum`` or ``max`` of what all processes have here; with one process, the values."""
+    """The mean, ``sum`` or ``max`` of what all processes have here; with one
+    process, the values."""
     together = fabric.all_reduce(values.clone(), reduce_op=how)
     assert isinstance(together, Tensor)
     return together
@@ -102,13 +121,16 @@ def company(fabric: Fabric, remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if fabric.world_size == 1 or not re.search("gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE):
+        if fabric.world_size == 1 or not re.search(
+            "gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE
+        ):
             raise
         raise LostProcessError(f"another process has ended: {remedy}") from None
 
 
 def leave() -> None:
-    """An orderly end of what processes shared: nobody leaves before the first has written everything."""
+    """An orderly end of what processes shared: nobody leaves before the first
+    has written everything."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -124,7 +146,8 @@ def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Within it, convolutions in float32 are that on CUDA devices too, where they are TF32 by default."""
+    """Within it, convolutions in float32 are that on CUDA devices too, where they
+    are TF32 by default."""
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
     try:
@@ -134,7 +157,8 @@ def exact_float32() -> Iterator[None]:
 
 
 def device_of(model: object, otherwise: torch.device = torch.device("cpu")) -> torch.device:  # noqa: B008 — a constant
-    """Where a model's first weight lies; ``otherwise`` for a function or a model without weights."""
+    """Where a model's first weight lies; ``otherwise`` for a function or a
+    model without weights."""
     if isinstance(model, torch.nn.Module):
         for tensor in (*model.parameters(), *model.buffers()):
             return tensor.device

@@ -21,20 +21,31 @@ def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Ten
 
 
 class _Members(nn.Module):
-    """Several classifiers with weights that sum to one; iterating, indexing and ``len`` reach the members."""
+    """Several classifiers with weights that sum to one; iterating, indexing and
+    ``len`` reach the members."""
 
     weights: Tensor
 
-    def __init__(self, members: Iterable[nn.Module], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, members: Iterable[nn.Module], weights: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         if len(self.members) == 0:
             raise InputError("an ensemble needs at least one member, got none")
-        values = torch.ones(len(self.members)) if weights is None else torch.as_tensor(weights, dtype=torch.float32)
+        values = (
+            torch.ones(len(self.members))
+            if weights is None
+            else torch.as_tensor(weights, dtype=torch.float32)
+        )
         if values.shape != (len(self.members),):
-            raise InputError(f"{len(self.members)} members need as many weights, got shape {tuple(values.shape)}")
+            raise InputError(
+                f"{len(self.members)} members need as many weights, got shape {tuple(values.shape)}"
+            )
         if not (values.isfinite().all() and (values >= 0).all() and values.sum() > 0):
-            raise InputError(f"weights must be finite, not negative and not all zero, got {values.tolist()}")
+            raise InputError(
+                f"weights must be finite, not negative and not all zero, got {values.tolist()}"
+            )
         self.register_buffer("weights", values / values.sum())
 
     def __len__(self) -> int:
@@ -48,51 +59,68 @@ class _Members(nn.Module):
 
     def _answers(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each member's logits, on images of its own, as it may work in place, and its weight."""
-        return ((member(x.clone()), weight) for member, weight in zip(self.members, self.weights, strict=True))
+        return (
+            (member(x.clone()), weight)
+            for member, weight in zip(self.members, self.weights, strict=True)
+        )
 
 
 class Ensemble(_Members):
     """The weighted mean of its members' logits, ``Σ_j w_j g_j(x)``.
 
-    Members may differ in architecture; they need the same classes. Without ``weights`` all count alike, as in the
-    paper.
+    Members may differ in architecture; they need the same classes. Without ``weights`` all count
+    alike, as in the paper.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # A running sum: one member's activations need to live at a time when no gradient is asked for.
+        # A running sum: one member's activations need to live at a time when no
+        # gradient is asked for.
         return reduce(add, (logits * weight for logits, weight in self._answers(x)))
 
 
 class Mixture(_Members):
-    """A randomised classifier: for each input one member is drawn, with probability its weight (Pinot et al. 2020).
+    """A randomised classifier: for each input one member is drawn, with probability its weight
+    (Pinot et al. 2020).
 
-    ``forward`` gives ``log Σ_j w_j softmax(g_j(x))``: the cross-entropy of these "logits" is the expected loss at the
-    level of probabilities, which is what the honest attack raises. The accuracy is an expectation too, and exact:
-    ``expected_correct``. (The largest probability is *not* how this classifier answers.)
+    ``forward`` gives ``log Σ_j w_j softmax(g_j(x))``: the cross-entropy of these "logits" is the
+    expected loss at the level of probabilities, which is what the honest attack raises. The
+    accuracy is an expectation too, and exact: ``expected_correct``. (The largest probability is
+    *not* how this classifier answers.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        logs = [torch.log_softmax(logits, dim=1) + weight.log() for logits, weight in self._answers(x)]
+        logs = [
+            torch.log_softmax(logits, dim=1) + weight.log() for logits, weight in self._answers(x)
+        ]
         return torch.stack(logs).logsumexp(dim=0)
 
     @classmethod
     def check_outermost(cls, model: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        """Refuse a Mixture inside another module, or one that a function asks about images: nobody would see that its
-        answers are drawn."""
-        parts = (part for network in networks(model) for part in network.modules() if part is not model)
+        """Refuse a Mixture inside another module, or one that a function asks about images: nobody
+        would see that its answers are drawn."""
+        parts = (
+            part for network in networks(model) for part in network.modules() if part is not model
+        )
         inside = [part for part in parts if isinstance(part, cls)]
-        if inside and (isinstance(model, nn.Module) or any(_asks(model, part, x) for part in inside)):
+        if inside and (
+            isinstance(model, nn.Module) or any(_asks(model, part, x) for part in inside)
+        ):
             where = type(model).__name__ if isinstance(model, nn.Module) else "a function"
-            remedy = "put what is around it into each member, Mixture([Sequential(..., member), ...])"
+            remedy = (
+                "put what is around it into each member, Mixture([Sequential(..., member), ...])"
+            )
             if isinstance(model, cls):
                 remedy = "give all members to one Mixture, with the products of their weights"
             raise InputError(
-                f"a Mixture inside {where} would be judged by its mean probabilities, and it draws a member: {remedy}"
+                f"a Mixture inside {where} would be judged by its mean probabilities, and it "
+                f"draws a member: {remedy}"
             )
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
-        return reduce(add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x)))
+        return reduce(
+            add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x))
+        )
 
 
 def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> bool:
@@ -110,9 +138,11 @@ def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -
 
 
 def members_of(model: object) -> list[tuple[nn.Module, float]]:
-    """The members of an ensemble and their weights; what is around the ensemble is around each of them.
+    """The members of an ensemble and their weights; what is around the ensemble is
+    around each of them.
 
-    Members of an ``Ensemble`` that are ensembles themselves are taken apart. All layers are shared with the model.
+    Members of an ``Ensemble`` that are ensembles themselves are taken apart. All layers are
+    shared with the model.
     """
     if not isinstance(model, nn.Module):
         return []
@@ -122,7 +152,10 @@ def members_of(model: object) -> list[tuple[nn.Module, float]]:
         layers = list(model)
         for i, part in enumerate(layers):
             if found := members_of(part):
-                return [(nn.Sequential(*layers[:i], member, *layers[i + 1 :]), weight) for member, weight in found]
+                return [
+                    (nn.Sequential(*layers[:i], member, *layers[i + 1 :]), weight)
+                    for member, weight in found
+                ]
     outer = next((part for part in model.modules() if isinstance(part, _Members)), None)
     if outer is None:
         return []
@@ -150,6 +183,7 @@ def _with(module: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
         return module
     twin = copy(module)
     twin.__dict__["_modules"] = {
-        name: child if child is None else _with(child, old, new) for name, child in module._modules.items()
+        name: child if child is None else _with(child, old, new)
+        for name, child in module._modules.items()
     }
     return twin

@@ -1,7 +1,7 @@
 """The one exception that means "the user can fix this".
 
-It says what was wrong, with which value, and what to do, in one line; the command line prints that line and
-exits with status 2. Anything else that escapes is a bug of ours and keeps its traceback.
+It says what was wrong, with which value, and what to do, in one line; the command line prints that
+line and exits with status 2. Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class NanLogitsError(InputError):
         self.image, self.attack = image, attack
         under = f" under {attack}" if attack else ""
         super().__init__(
-            f"the model's logits for image {image}{under} are NaN: its weights or the image are not finite"
+            f"the model's logits for image {image}{under} are NaN: its weights or the image "
+            "are not finite"
         )
 
 
@@ -48,9 +49,13 @@ def look_up(kind: str, name: str, known: Mapping[str, T], hint: str = "") -> T:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:
-    """The error for a mistyped name: the close matches if there are any, otherwise all that is known."""
+    """The error for a mistyped name: the close matches if there are any,
+    otherwise all that is known."""
     options = sorted(known)
     by_lower = {option.lower(): option for option in options}
-    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
+    close = [
+        by_lower[match]
+        for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    ]
     remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(options)}"
     return InputError(f"unknown {kind} {name!r}: {remedy}{f' ({hint})' if hint else ''}")

@@ -1,4 +1,5 @@
-"""Files that are whole or not there: JSON and safetensors, written beside, flushed to the disk, then renamed.
+"""Files that are whole or not there: JSON and safetensors, written beside, flushed to
+the disk, then renamed.
 
 ``digest`` stands for values: it is the same for equal ones in another process.
 """
@@ -34,7 +35,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and JSON facts in one safetensors file, replaced in one step."""
     # Cloned: safetensors refuses tensors that share memory, as tied weights do.
-    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    contiguous = {
+        name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
+    }
     replace_file(path, safetensors.torch.save(contiguous, {"facts": json.dumps(facts)}))
 
 
@@ -55,7 +58,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error}): restore it from a copy") from None
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}): restore it from a copy"
+        ) from None
 
 
 def _facts(file: Any) -> dict[str, Any]:
@@ -92,14 +97,17 @@ def write_texts(files: Mapping[Path, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
         except OSError as error:
-            raise InputError(f"cannot write {str(path)!r}: {error.strerror}: choose another place") from None
+            raise InputError(
+                f"cannot write {str(path)!r}: {error.strerror}: choose another place"
+            ) from None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of ``path``: a reader sees the old file or the new one, never a
-    part."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # others may write the same file just now
+    """A file to write, which then takes the place of ``path``: a reader sees the old file or the
+    new one, never a part."""
+    # Others may write the same file just now
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -120,7 +128,8 @@ def digest(*values: object) -> str:
 
 
 def fingerprint(value: object, above: tuple[object, ...] = ()) -> str:
-    """A text that is the same for equal things in another process: tensors, models, attacks, functions.
+    """A text that is the same for equal things in another process: tensors,
+    models, attacks, functions.
 
     Of what is none of these and cannot be called, it is the ``repr`` without addresses.
     """
@@ -141,7 +150,11 @@ def fingerprint(value: object, above: tuple[object, ...] = ()) -> str:
         parts.sort()
     if isinstance(value, nn.Module):
         return f"{_ADDRESS.sub('', repr(value))}{_hash(''.join(parts).encode())}"
-    named = f"{value.__module__}.{value.__qualname__}" if isinstance(value, FunctionType) else type(value).__qualname__
+    named = (
+        f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, FunctionType)
+        else type(value).__qualname__
+    )
     return f"{named}({', '.join(parts)})" if parts else _ADDRESS.sub("", repr(value))
 
 
@@ -161,8 +174,16 @@ def _inside(value: object) -> Iterator[object]:
     if isinstance(value, nn.Module):
         yield from value.state_dict().items()
         for part in value.modules():
-            yield part.code if isinstance(part, torch.jit.ScriptModule) else getattr(type(part).forward, "__code__", "")
-            yield {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "training" and _is_plain(v)}
+            yield (
+                part.code
+                if isinstance(part, torch.jit.ScriptModule)
+                else getattr(type(part).forward, "__code__", "")
+            )
+            yield {
+                k: v
+                for k, v in vars(part).items()
+                if not k.startswith("_") and k != "training" and _is_plain(v)
+            }
     elif isinstance(value, FunctionType):
         yield from (value.__code__, value.__closure__, value.__defaults__, value.__kwdefaults__)
         for name, found in used_globals(value).items():

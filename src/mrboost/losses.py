@@ -1,12 +1,13 @@
 r"""Losses as pure functions of logits, per example until the last line.
 
-Every loss of one batch of logits is called as ``loss(logits, target, reduction=…)`` and grows as the classifier
-does worse, so that training minimises it and an attack maximises it. With ``g`` the logits of one example,
-``y`` its label and ``K`` the number of classes:
+Every loss of one batch of logits is called as ``loss(logits, target, reduction=…)`` and grows as
+the classifier does worse, so that training minimises it and an attack maximises it. With ``g`` the
+logits of one example, ``y`` its label and ``K`` the number of classes:
 
 =====================  ============================================================================
 cross_entropy          CE(g, y) = log Σ_j exp g_j − g_y
-margin_cross_entropy   MCE(g, y, y') = CE(g, y) + CE(−g, y');  MCE-A(g, y) = Σ_{y'≠y} MCE(g, y, y') / (K − 1)
+margin_cross_entropy   MCE(g, y, y') = CE(g, y) + CE(−g, y'); MCE-A(g, y) = Σ_{y'≠y}
+                       MCE(g, y, y') / (K − 1)
 margin                 max_{j≠y} g_j − g_y
 dlr                    (max_{j≠y} g_j − g_y) / (g_(1) − g_(3)),  g_(i) the i-th largest logit
 targeted_dlr           (g_y' − g_y) / (g_(1) − (g_(3) + g_(4)) / 2),  y' the label aimed at
@@ -17,9 +18,10 @@ margin_kl_divergence   KL(softmax p ‖ softmax q) + KL(softmax −p ‖ softmax
 
 ``Smoothed(loss, share)`` is the loss of smoothed labels, for any loss of this table.
 
-References: Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022 (MCE; the definition is the one
-of its appendix, which averages over the K − 1 false labels; its listing divides by K once more); Carlini & Wagner
-2017 (margin); Croce & Hein 2020 (DLR, targeted DLR); Wang et al. 2020 (boosted CE); Szegedy et al. 2016 (smoothing).
+References: Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022 (MCE; the
+definition is the one of its appendix, which averages over the K − 1 false labels; its listing
+divides by K once more); Carlini & Wagner 2017 (margin); Croce & Hein 2020 (DLR, targeted DLR); Wang
+et al. 2020 (boosted CE); Szegedy et al. 2016 (smoothing).
 """
 
 from __future__ import annotations
@@ -39,13 +41,17 @@ Reduction = Literal["mean", "sum", "none"]
 class Loss(Protocol):
     """A loss of logits and labels; ``reduction="none"`` gives one value per example."""
 
-    def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor: ...
+    def __call__(
+        self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean"
+    ) -> Tensor: ...
 
 
 class Divergence(Protocol):
     """How far the second batch of logits is from the first."""
 
-    def __call__(self, p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor: ...
+    def __call__(
+        self, p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean"
+    ) -> Tensor: ...
 
 
 def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -59,8 +65,9 @@ def margin_cross_entropy(
 ) -> Tensor:
     """Margin cross-entropy: raise the true label's logit and lower a false label's.
 
-    With ``other`` (labels y', shape ``(N,)``) the pairwise ``CE(g, y) + CE(−g, y')``; without it the average of
-    that over the K − 1 false labels. For two classes it equals twice the cross-entropy.
+    With ``other`` (labels y', shape ``(N,)``) the pairwise ``CE(g, y) + CE(−g, y')``; without it
+    the average of that over the K − 1 false labels. For two classes it equals twice the
+    cross-entropy.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0, -1.0]])
@@ -72,14 +79,17 @@ def margin_cross_entropy(
     if other is not None:
         _check(logits, other)
         return _reduce(raise_true + _pick(lower, other), reduction)
-    # Masked rather than "the sum minus the true label's term": that term is huge exactly when the example is
-    # classified well, and subtracting it would cancel the digits of the rest.
-    false_labels = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1) / (logits.shape[1] - 1)
+    # Masked rather than "the sum minus the true label's term": that term is huge exactly when the
+    # example is classified well, and subtracting it would cancel the digits of the rest.
+    false_labels = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1) / (
+        logits.shape[1] - 1
+    )
     return _reduce(raise_true + false_labels, reduction)
 
 
 def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
-    """``MCE(g, y, j)`` for every label j at once, ``(N, K)``; the column of the true label means nothing."""
+    """``MCE(g, y, j)`` for every label j at once, ``(N, K)``; the column of the true
+    label means nothing."""
     return cross_entropy(logits, target, "none")[:, None] - F.log_softmax(-logits, dim=1)
 
 
@@ -89,25 +99,32 @@ def most_likely_other(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Carlini–Wagner margin ``max_{j≠y} g_j − g_y``: negative while the example is classified correctly."""
+    """Carlini–Wagner margin ``max_{j≠y} g_j − g_y``: negative while the example is
+    classified correctly."""
     _check(logits, target)
     others = logits.masked_fill(is_label(logits, target), -torch.inf).amax(dim=1)
     return _reduce(others - _pick(logits, target), reduction)
 
 
 def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Difference of logits ratio: the margin made invariant to shifting and scaling the logits (K >= 3)."""
+    """Difference of logits ratio: the margin made invariant to shifting and scaling
+    the logits (K >= 3)."""
     gap = margin(logits, target, "none")
     if logits.shape[1] < 3:
-        raise ValueError(f"dlr needs at least 3 classes, the logits have {logits.shape[1]}: use margin instead")
+        raise ValueError(
+            f"dlr needs at least 3 classes, the logits have {logits.shape[1]}: use margin instead"
+        )
     top = logits.topk(3, dim=1).values
     return _reduce(gap / (top[:, 0] - top[:, 2] + 1e-12), reduction)
 
 
-def targeted_dlr(logits: Tensor, target: Tensor, other: Tensor, reduction: Reduction = "mean") -> Tensor:
+def targeted_dlr(
+    logits: Tensor, target: Tensor, other: Tensor, reduction: Reduction = "mean"
+) -> Tensor:
     """Difference of logits ratio towards the label ``other``.
 
-    With three classes the scale is ``g_(1) − g_(3)``, and with two there is none: the plain difference of logits.
+    With three classes the scale is ``g_(1) − g_(3)``, and with two there is none: the plain
+    difference of logits.
     """
     _check(logits, target)
     _check(logits, other)
@@ -119,7 +136,8 @@ def targeted_dlr(logits: Tensor, target: Tensor, other: Tensor, reduction: Reduc
 
 
 def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """MART's BCE ``CE(g, y) − log(1 − p_k)``, p the probabilities and k the likeliest false label."""
+    """MART's BCE ``CE(g, y) − log(1 − p_k)``, p the probabilities and k the
+    likeliest false label."""
     raise_true = cross_entropy(logits, target, "none")
     rival = is_label(logits, most_likely_other(logits.detach(), target))
     # log(1 − p_k) as the log of the others' probabilities: exact where p_k is almost one.
@@ -136,12 +154,16 @@ class Smoothed:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise InputError(f"label smoothing moves a share between 0 and 1, got {self.share}: 0.1 is usual")
+            raise InputError(
+                f"label smoothing moves a share between 0 and 1, got {self.share}: 0.1 is usual"
+            )
 
     def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
         count, classes = logits.shape
         every = torch.arange(classes, device=logits.device).repeat(count)
-        spread = self.loss(logits.repeat_interleave(classes, dim=0), every, reduction="none").view(count, classes)
+        spread = self.loss(logits.repeat_interleave(classes, dim=0), every, reduction="none").view(
+            count, classes
+        )
         hard = self.loss(logits, target, reduction="none")
         return _reduce((1 - self.share) * hard + self.share * spread.mean(dim=1), reduction)
 
@@ -149,14 +171,22 @@ class Smoothed:
 def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
     """``KL(softmax(p_logits) ‖ softmax(q_logits))`` of two batches of logits ``(N, K)``."""
     if p_logits.shape != q_logits.shape:
-        raise ValueError(f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and {tuple(q_logits.shape)}")
+        raise ValueError(
+            f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and "
+            f"{tuple(q_logits.shape)}"
+        )
     p, q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
     return _reduce((p.exp() * (p - q)).sum(dim=1), reduction)
 
 
-def margin_kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """``KL(softmax(p) ‖ softmax(q)) + KL(softmax(−p) ‖ softmax(−q))``: to the KL what MCE is to the cross-entropy."""
-    return kl_divergence(p_logits, q_logits, reduction) + kl_divergence(-p_logits, -q_logits, reduction)
+def margin_kl_divergence(
+    p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean"
+) -> Tensor:
+    """``KL(softmax(p) ‖ softmax(q)) + KL(softmax(−p) ‖ softmax(−q))``: to the KL what MCE is
+    to the cross-entropy."""
+    return kl_divergence(p_logits, q_logits, reduction) + kl_divergence(
+        -p_logits, -q_logits, reduction
+    )
 
 
 def probability(logits: Tensor, label: Tensor) -> Tensor:
@@ -190,4 +220,6 @@ def _check(logits: Tensor, label: Tensor) -> None:
     if label.shape != logits.shape[:1]:
         raise ValueError(f"labels must have shape ({logits.shape[0]},), got {tuple(label.shape)}")
     if label.dtype != torch.int64:
-        raise TypeError(f"labels must be int64 class indices, got {label.dtype}: convert with .long()")
+        raise TypeError(
+            f"labels must be int64 class indices, got {label.dtype}: convert with .long()"
+        )

@@ -1,7 +1,7 @@
 """What a function uses that is not its own code: globals by name, and networks.
 
-A model may be any function. Its networks are still to be attacked in eval mode, and what it depends on still counts
-when an interrupted evaluation goes on.
+A model may be any function. Its networks are still to be attacked in eval mode, and what it depends
+on still counts when an interrupted evaluation goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import nn
 
 @lru_cache
 def _global_names(code: CodeType) -> frozenset[str]:
-    """The names that code, and the functions inside it, take from the globals; ``co_names`` has attributes too."""
+    """The names that code, and the functions inside it, take from the globals;
+    ``co_names`` has attributes too."""
     inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
     own = (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     return frozenset(own).union(*inner)
@@ -29,7 +30,8 @@ def used_globals(function: FunctionType) -> dict[str, object]:
 
 
 def networks(model: object, depth: int = 4) -> list[nn.Module]:
-    """The model, or the networks that a function is seen to use: bound to it, in its closure, or by a global name."""
+    """The model, or the networks that a function is seen to use: bound to it, in its closure,
+    or by a global name."""
     if isinstance(model, nn.Module):
         return [model]
     found: dict[int, nn.Module] = {}
@@ -45,9 +47,13 @@ def _held(value: object) -> Iterable[object]:
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, MethodType):
         bound = value.__self__
-        return (value.__func__, *([bound] if isinstance(bound, nn.Module) else vars(bound).values()))
+        return (
+            value.__func__,
+            *([bound] if isinstance(bound, nn.Module) else vars(bound).values()),
+        )
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]  # which is empty
+        # Which is empty
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         return (*cells, *used_globals(value).values(), *(value.__defaults__ or ()))
     if isinstance(value, list | tuple | dict) and len(value) <= 32:  # more are data
         return value.values() if isinstance(value, dict) else value

@@ -33,14 +33,22 @@ def _room() -> bool:
 
 
 class Meter:
-    """A bar on a terminal; elsewhere, in a log say, a line for what is finished and at most one a minute in between.
+    """A bar on a terminal; elsewhere, in a log say, a line for what is finished and at most one
+    a minute in between.
 
-    Called with a number of evaluations (or of another ``unit``), it counts them. Lines begin with ``name``.
+    Called with a number of evaluations (or of another ``unit``), it counts them. Lines
+    begin with ``name``.
     """
 
     def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
         self._name = name
-        self._bar = tqdm(unit=unit, unit_scale=True, dynamic_ncols=True, smoothing=0, disable=not (shown and _room()))
+        self._bar = tqdm(
+            unit=unit,
+            unit_scale=True,
+            dynamic_ncols=True,
+            smoothing=0,
+            disable=not (shown and _room()),
+        )
         self._lines = shown and self._bar.disable
         self._began = self._said = time.monotonic()
         self._count, self._total, self._doing = 0, 0, ""
@@ -93,7 +101,8 @@ class Meter:
         self._last = (now, self._count)
 
     def _left(self, now: float) -> str:
-        """What the rest takes at the pace since the last line, or since the beginning if that was a moment ago."""
+        """What the rest takes at the pace since the last line, or since the beginning if
+        that was a moment ago."""
         then, count = self._last if now - self._last[0] >= SHORT else self._first
         if not count < self._count < self._total:
             return ""

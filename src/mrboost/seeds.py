@@ -1,9 +1,10 @@
 """Random streams by name: each part of a run draws from its own, derived from the one seed.
 
-Because the stream of an epoch depends on its number alone, a resumed run needs no saved generator state. Because an
-attack's stream depends on the image alone, its result depends neither on the batch that the image comes in nor on the
-device. Long searches need millions of draws for each image: there the stream is a hash of key and counter, computed on
-the device for all images at once (splitmix64: Steele et al., "Fast splittable pseudorandom number generators", 2014).
+Because the stream of an epoch depends on its number alone, a resumed run needs no saved generator
+state. Because an attack's stream depends on the image alone, its result depends neither on the
+batch that the image comes in nor on the device. Long searches need millions of draws for each
+image: there the stream is a hash of key and counter, computed on the device for all images at once
+(splitmix64: Steele et al., "Fast splittable pseudorandom number generators", 2014).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _digest(content: bytes) -> int:
 
 @contextmanager
 def keep_random_state(device: torch.device) -> Iterator[None]:
-    """A model that draws random numbers of its own moves the global state within; after it, it is as before."""
+    """A model that draws random numbers of its own moves the global state within; after
+    it, it is as before."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
@@ -37,7 +39,8 @@ def keep_random_state(device: torch.device) -> Iterator[None]:
 def global_stream(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators (initialisation, dropout) within, and put them back after."""
     with keep_random_state(device):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not put back
+        # torch.manual_seed would seed devices that are not put back
+        torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
@@ -69,12 +72,16 @@ class ImageStreams:
     def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
         """``kind`` (torch.rand or torch.randn) in the shape of ``like``, image by image."""
         assert len(like) == len(self._generators)
-        parts = [kind(like.shape[1:], generator=generator, dtype=torch.float32) for generator in self._generators]
+        parts = [
+            kind(like.shape[1:], generator=generator, dtype=torch.float32)
+            for generator in self._generators
+        ]
         return torch.stack(parts).to(like.device, like.dtype)
 
 
 class Share:
-    """One process's share of what all processes draw alike, so that their number does not change what an image gets."""
+    """One process's share of what all processes draw alike, so that their number does not
+    change what an image gets."""
 
     def __init__(self, generator: torch.Generator, rank: int, world: int) -> None:
         self.generator, self.rank, self.world, self.count = generator, rank, world, 0
@@ -82,7 +89,9 @@ class Share:
     def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
         """For images ``rank, rank + world, …`` of a batch of ``count``."""
         shape = (self.count, *like.shape[1:])
-        return kind(shape, generator=self.generator, device=like.device, dtype=like.dtype)[self.rank :: self.world]
+        return kind(shape, generator=self.generator, device=like.device, dtype=like.dtype)[
+            self.rank :: self.world
+        ]
 
 
 def image_keys(seed: int, images: Tensor) -> Tensor:
@@ -101,9 +110,11 @@ def hashed(keys: Tensor, counter: Tensor) -> Tensor:
 
 
 def hashed_uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers in the open interval (0, 1), ``(N, *shape)``, a function of the keys ``(N,)`` alone."""
+    """Numbers in the open interval (0, 1), ``(N, *shape)``, a function of the
+    keys ``(N,)`` alone."""
     index = torch.arange(1, math.prod(shape) + 1, device=keys.device)
-    bits = (_mix(keys[:, None] + index * _GOLDEN) >> 41) & 0x7FFFFF  # with the half, all that float32 holds below 1
+    # With the half, all that float32 holds below 1
+    bits = (_mix(keys[:, None] + index * _GOLDEN) >> 41) & 0x7FFFFF
     return ((bits.float() + 0.5) * 2.0**-23).view(len(keys), *shape)
 
 

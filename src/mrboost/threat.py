@@ -1,8 +1,9 @@
 r"""Threat models: what the adversary may do to an image.
 
-A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. It knows three
-moves, each a pure function of tensors ``(N, …)``: a uniform draw from the ball, the step of a given length that
-raises a linear function most (steepest ascent), and the projection back into ball and box.
+A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. It
+knows three moves, each a pure function of tensors ``(N, …)``: a uniform draw from the ball, the
+step of a given length that raises a linear function most (steepest ascent), and the projection back
+into ball and box.
 
 =======  ======================  ==========================================
 norm     steepest ascent step    ball
@@ -35,10 +36,12 @@ class Threat(Protocol):
         """A perturbation (not an image) drawn uniformly from the ball, before the box."""
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
-        """The perturbation of length ``size`` in this norm along which a function with this gradient rises most."""
+        """The perturbation of length ``size`` in this norm along which a function with this
+        gradient rises most."""
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """A point of the ball around ``x`` and of [0, 1], equal to ``x_adv`` where that is one already."""
+        """A point of the ball around ``x`` and of [0, 1], equal to ``x_adv`` where
+        that is one already."""
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """The length of the perturbation in this norm, one value per example."""
@@ -76,7 +79,8 @@ class L2:
         return self.step(direction, self.eps) * radius ** (1 / x[0].numel())
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
-        # The largest entry is brought to 1 first: squares of the gradients of a saturated model underflow.
+        # The largest entry is brought to 1 first: squares of the gradients of a
+        # saturated model underflow.
         tiny = torch.finfo(gradient.dtype).tiny
         largest = wide(gradient.flatten(1).abs().amax(dim=1), gradient)
         scaled = gradient / largest.clamp_(min=tiny)
@@ -84,7 +88,8 @@ class L2:
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         delta = x_adv - x
-        # Clipping to the box moves every pixel towards x, which lies in it: the ball is not left again.
+        # Clipping to the box moves every pixel towards x, which lies in it: the
+        # ball is not left again.
         return (x + delta * (self.eps / _norms(delta).clamp_(min=self.eps))).clamp_(0, 1)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -101,10 +106,14 @@ def ball(norm: str, eps: float) -> Threat:
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
     if not 0 < eps < float("inf"):
-        raise InputError(f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value is 8/255")
+        raise InputError(
+            f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value "
+            "is 8/255"
+        )
     if norm == "Linf" and eps > 1:
         raise InputError(
-            f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it counts grey levels"
+            f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it "
+            "counts grey levels"
         )
     return _NORMS[norm](eps)
 

@@ -21,11 +21,16 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     pair = mrboost.Ensemble([model, undefended])
     assert list(adaptive(pair, 0.1)) == ["autoattack", "apgd-mce", "member 1", "member 2"]
     transferred, stopped = adaptive(pair, 0.3)["member 1"](pair, x, y), APGD(0.3)(model, x, y)
-    assert margin(model(transferred), y) > 1.2 * margin(model(stopped), y) > 0  # beyond the member's first mistake
+    # Beyond the member's first mistake
+    assert margin(model(transferred), y) > 1.2 * margin(model(stopped), y) > 0
     mixture = mrboost.Mixture([model, undefended], [0.5, 0.5])
     attacks = adaptive(mixture, 0.1)
-    assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(attacks)
-    assert {f"{search} on member {k}" for search in ("apgd-t", "square") for k in (1, 2)} <= set(attacks)
+    assert {"first member", "mean logits", "mean probabilities", "mce", "arc", "member 2"} <= set(
+        attacks
+    )
+    assert {f"{search} on member {k}" for search in ("apgd-t", "square") for k in (1, 2)} <= set(
+        attacks
+    )
     result = mrboost.evaluate(mixture, x, y, attacks)
     assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)
     assert adaptive(mixture, 0.0) == {}
@@ -63,7 +68,9 @@ def test_a_mixture_of_ensembles_is_attacked_through_what_it_draws(model, undefen
     assert attacks["member 2"].source is drawn[1]
 
 
-def test_members_of_members_count_with_the_products_of_their_weights(model, undefended, batch) -> None:
+def test_members_of_members_count_with_the_products_of_their_weights(
+    model, undefended, batch
+) -> None:
     inner = mrboost.Ensemble([model[0], undefended], [0.25, 0.75])
     found = members_of(Wrapper(mrboost.Ensemble([inner, model[0]], [0.4, 0.6])))
     assert [weight for _, weight in found] == pytest.approx([0.1, 0.3, 0.6])
@@ -74,15 +81,23 @@ def test_members_of_members_count_with_the_products_of_their_weights(model, unde
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_gradients_of_a_mixtures_own_members_are_its_own(own: bool, model, undefended, batch) -> None:
-    """That one of them breaks what a weak attack leaves is no sign of masked gradients; of another model it is."""
+def test_gradients_of_a_mixtures_own_members_are_its_own(
+    own: bool, model, undefended, batch
+) -> None:
+    """That one of them breaks what a weak attack leaves is no sign of masked gradients; of
+    another model it is."""
     mixture = mrboost.Mixture([model[0], undefended])
-    attacks = {"weak": PGD(0.15, steps=1, step_size=1e-6), "member": Transfer(PGD(0.15), undefended, own=own)}
+    attacks = {
+        "weak": PGD(0.15, steps=1, step_size=1e-6),
+        "member": Transfer(PGD(0.15), undefended, own=own),
+    }
     doubts = mrboost.evaluate(mixture, *batch, attacks).doubts
     assert ("black-box" in [doubt.check for doubt in doubts]) == (not own)
 
 
-def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(model, undefended, batch) -> None:
+def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(
+    model, undefended, batch
+) -> None:
     """Square breaks it, ARC goes past it, and the figure is doubted."""
 
     class Detached(nn.Module):
@@ -91,7 +106,9 @@ def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(model, un
 
     x, y = batch[0][:24], batch[1][:24]
     mixture = mrboost.Mixture([Detached(), model[0]])
-    with pytest.raises(UnfinishedError, match=r"the examples are made on: .* have no gradient") as caught:
+    with pytest.raises(
+        UnfinishedError, match=r"the examples are made on: .* have no gradient"
+    ) as caught:
         mrboost.evaluate(mixture, x, y, adaptive(mixture, 0.15))
     found = caught.value.evaluation
     names = [outcome.attack for outcome in found.outcomes]
@@ -101,22 +118,37 @@ def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(model, un
 
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, True), (1e-2, False)])
-def test_one_step_is_held_against_many_unless_the_model_draws(noise: float, expected: bool, undefended, batch) -> None:
+def test_one_step_is_held_against_many_unless_the_model_draws(
+    noise: float, expected: bool, undefended, batch
+) -> None:
     attacks = {"fgsm": FGSM(0.3), "pgd-10": PGD(0.3, steps=10, step_size=1e-6, start=FromClean())}
-    result = mrboost.evaluate(lambda x: undefended(x + noise * torch.randn_like(x)), *batch, attacks)
+    result = mrboost.evaluate(
+        lambda x: undefended(x + noise * torch.randn_like(x)), *batch, attacks
+    )
     assert ("one-step" in [doubt.check for doubt in result.doubts]) == expected
 
 
 def test_one_step_against_a_model_that_draws_is_chance() -> None:
-    outcomes = [{"attack": "fgsm", "correct": [0.0] * 10}, {"attack": "pgd-20", "correct": [1.0] * 10}]
+    outcomes = [
+        {"attack": "fgsm", "correct": [0.0] * 10},
+        {"attack": "pgd-20", "correct": [1.0] * 10},
+    ]
     assert [doubt.check for doubt in contradictions(outcomes)] == ["one-step"]
     assert contradictions(outcomes, draws=True) == []
 
 
-def test_square_is_held_against_the_gradients_inside_autoattack(model, digits, small_autoattack) -> None:
+def test_square_is_held_against_the_gradients_inside_autoattack(
+    model, digits, small_autoattack
+) -> None:
     """AutoAttack's own gradient attacks break what square breaks, so there is nothing to doubt."""
     x, y = digits.test.images()[:60], digits.test.y[:60]
-    attacks = {"autoattack": small_autoattack, "fgsm": FGSM(0.01), "square": Square(0.15, steps=400)}
+    attacks = {
+        "autoattack": small_autoattack,
+        "fgsm": FGSM(0.01),
+        "square": Square(0.15, steps=400),
+    }
     result = mrboost.evaluate(model, x, y, attacks, check=False)
     assert sum(result["fgsm"].correct) - sum(result["square"].correct) >= 2
-    assert "black-box" not in [doubt.check for doubt in mrboost.evaluate(model, x, y, attacks).doubts]
+    assert "black-box" not in [
+        doubt.check for doubt in mrboost.evaluate(model, x, y, attacks).doubts
+    ]

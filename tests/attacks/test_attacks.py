@@ -42,7 +42,9 @@ def test_stays_in_ball_and_box_and_raises_the_loss(attack: PGD, size: int, model
     assert not x_adv.requires_grad
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1
-    assert (ball(attack.norm, attack.eps).distance(x_adv, x) <= attack.eps * (1 + 1e-5) + 1e-7).all()
+    assert (
+        ball(attack.norm, attack.eps).distance(x_adv, x) <= attack.eps * (1 + 1e-5) + 1e-7
+    ).all()
     assert cross_entropy(model(x_adv), y) > cross_entropy(model(x), y)
 
 
@@ -57,7 +59,8 @@ def test_keeps_double_precision(attack: PGD, batch) -> None:
 
 @pytest.mark.parametrize("attack", (ATTACKS | SEARCHES).values(), ids=ATTACKS | SEARCHES)
 def test_leaves_everything_as_found(attack: PGD | Search, batch) -> None:
-    """Mode of each module, requires_grad of each weight, gradients, BatchNorm statistics, inputs, random state."""
+    """Mode of each module, requires_grad of each weight, gradients, BatchNorm statistics,
+    inputs, random state."""
     torch.manual_seed(3)
     model = build("cnn-digits", (1, 8, 8), 10).train()
     network = model[1]
@@ -129,10 +132,13 @@ def test_fgsm_is_the_sign_of_the_gradient(model, batch) -> None:
 
 
 def test_pgd_finds_the_worst_point_of_a_linear_model(batch) -> None:
-    """For two classes and linear logits the maximiser is known: a corner of the ball, clipped to the box."""
+    """For two classes and linear logits the maximiser is known: a corner of the
+    ball, clipped to the box."""
     weight = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
     x, y = batch[0][:8], batch[1][:8] % 2
-    direction = torch.where((y == 0)[:, None], weight[:, 1] - weight[:, 0], weight[:, 0] - weight[:, 1])
+    direction = torch.where(
+        (y == 0)[:, None], weight[:, 1] - weight[:, 0], weight[:, 0] - weight[:, 1]
+    )
     corner = (x + 0.1 * direction.sign().view_as(x)).clamp(0, 1)
     found = PGD(0.1, steps=20)(lambda images: images.flatten(1) @ weight, x, y)
     torch.testing.assert_close(found, corner)
@@ -145,14 +151,19 @@ def test_restarts_keep_the_best(model, batch) -> None:
     fooled_by_many = model(many).argmax(1) != y
     assert (fooled_by_many | ~fooled_by_one).all(), "a restart lost a success"
     standing = ~fooled_by_many
-    loss_one, loss_many = (cross_entropy(model(images), y, reduction="none") for images in (one, many))
+    loss_one, loss_many = (
+        cross_entropy(model(images), y, reduction="none") for images in (one, many)
+    )
     assert (loss_many[standing] >= loss_one[standing] - 1e-5).all()
     assert (loss_many > loss_one + 1e-4).any()
 
 
 def test_more_steps_are_stronger_than_one(model, digits) -> None:
     x, y = digits.test.images(), digits.test.y
-    accuracy = [(model(attack(model, x, y)).argmax(1) == y).float().mean() for attack in (FGSM(0.15), PGD(0.15))]
+    accuracy = [
+        (model(attack(model, x, y)).argmax(1) == y).float().mean()
+        for attack in (FGSM(0.15), PGD(0.15))
+    ]
     assert accuracy[1] < accuracy[0]
 
 
@@ -170,7 +181,9 @@ def test_agrees_with_foolbox(model, digits) -> None:
             torch.manual_seed(0)
             _, _, fooled = peer(wrapped, x, y, epsilons=eps)
             theirs = 1 - fooled.float().mean().item()
-            ours = (model(PGD(eps, norm, steps=20)(model, x, y)).argmax(1) == y).float().mean().item()
+            ours = (
+                (model(PGD(eps, norm, steps=20)(model, x, y)).argmax(1) == y).float().mean().item()
+            )
             assert ours == pytest.approx(theirs, abs=0.02), (norm, eps)
 
 
@@ -210,7 +223,8 @@ def test_refuses_bad_batches(change, message: str, model, batch) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [lambda x: x.flatten(1).sum(1), lambda x: x.flatten(1)[:, :1], lambda x: x, lambda x: (x, x)]
+    "bad",
+    [lambda x: x.flatten(1).sum(1), lambda x: x.flatten(1)[:, :1], lambda x: x, lambda x: (x, x)],
 )
 def test_refuses_models_without_logits(bad, batch) -> None:
     with pytest.raises(InputError, match="must return logits of shape"):
@@ -233,7 +247,9 @@ def test_every_attack_has_the_name_it_is_found_by() -> None:
         assert named(name, 0.1).name == name
 
 
-@pytest.mark.parametrize("arguments", [{"steps": 0}, {"restarts": 0}, {"step_size": 0.0}, {"step_size": -1.0}])
+@pytest.mark.parametrize(
+    "arguments", [{"steps": 0}, {"restarts": 0}, {"step_size": 0.0}, {"step_size": -1.0}]
+)
 def test_refuses_impossible_settings(arguments: dict) -> None:
     with pytest.raises(InputError, match=str(next(iter(arguments.values())))):
         PGD(0.1, **arguments)

@@ -1,8 +1,9 @@
-"""AutoAttack against its oracle, ``pyautoattack``, which is bit-identical to the reference implementation.
+"""AutoAttack against its oracle, ``pyautoattack``, which is bit-identical to the
+reference implementation.
 
-Random starts and squares differ, so two runs can differ on points at the edge: at most 0.2 % of them may, and none of
-ours may be invalid. The sizes here are chosen for two minutes on one core; ``benchmarks/autoattack.py`` runs the same
-comparison in full.
+Random starts and squares differ, so two runs can differ on points at the edge: at most 0.2 % of
+them may, and none of ours may be invalid. The sizes here are chosen for two minutes on one core;
+``benchmarks/autoattack.py`` runs the same comparison in full.
 """
 
 from __future__ import annotations
@@ -47,11 +48,23 @@ def ensemble(model, undefended) -> mrboost.Ensemble:
 
 @pytest.fixture(scope="module")
 def mnist() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small convolutional network that adversarial training on a part of MNIST made robust at 0.1."""
+    """A small convolutional network that adversarial training on a part of
+    MNIST made robust at 0.1."""
     data = mrboost.data.load("mnist", development_data("mnist.npz").parent)
-    part = mrboost.data.Dataset("mnist-part", data.train[:4000], data.test, data.classes, data.defaults)
+    part = mrboost.data.Dataset(
+        "mnist-part", data.train[:4000], data.test, data.classes, data.defaults
+    )
     model = mrboost.boost(
-        "at", part, model="strided", epochs=4, eps=0.1, steps=5, batch_size=64, lr=0.05, validation=50, device="cpu"
+        "at",
+        part,
+        model="strided",
+        epochs=4,
+        eps=0.1,
+        steps=5,
+        batch_size=64,
+        lr=0.05,
+        validation=50,
+        device="cpu",
     )
     return model.eval(), data.test.images(), data.test.y
 
@@ -59,13 +72,25 @@ def mnist() -> tuple[nn.Module, Tensor, Tensor]:
 @mrboost.models.register("strided")
 def strided(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(shape[0], 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * (shape[1] // 4) * (shape[2] // 4), 100), nn.ReLU(), nn.Linear(100, classes),
-    )  # fmt: skip
+        nn.Conv2d(shape[0], 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * (shape[1] // 4) * (shape[2] // 4), 100),
+        nn.ReLU(),
+        nn.Linear(100, classes),
+    )
 
 
 def agree(
-    model: nn.Module, x: Tensor, y: Tensor, attack: AutoAttack, queries: int, steps: int = 100, targets: int = 9
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: AutoAttack,
+    queries: int,
+    steps: int = 100,
+    targets: int = 9,
 ) -> None:
     """Same survivors but for one point, or 0.2 % of more than 500; all of ours real."""
     searches: list[Search] = [
@@ -75,20 +100,29 @@ def agree(
         for search in attack.searches
     ]
     found = run(model, x, y, searches, 0)
-    theirs = oracle.AutoAttack(model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0)
+    theirs = oracle.AutoAttack(
+        model, eps=attack.eps, norm=attack.norm, version=attack.version, seed=0
+    )
     theirs.square.n_queries = queries
     theirs.apgd.n_iter = theirs.apgd_targeted.n_iter = theirs.fab.n_iter = steps
-    for apgd in (theirs.apgd, theirs.apgd_targeted):  # its checkpoints are those of the steps that it was made with
-        apgd.n_iter_2, apgd.n_iter_min, apgd.size_decr = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
+    # Its checkpoints are those of the steps that it was made with
+    for apgd in (theirs.apgd, theirs.apgd_targeted):
+        apgd.n_iter_2, apgd.n_iter_min, apgd.size_decr = (
+            max(int(share * steps), 1) for share in (0.22, 0.06, 0.03)
+        )
     theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = targets
     adv, _ = theirs.run_standard_evaluation(x, y, batch_size=250)
     with torch.no_grad():
         standing = model(adv).argmax(1) == y
-        assert (ball(attack.norm, attack.eps).distance(found.adv, x) <= attack.eps * (1 + 1e-5) + 1e-6).all()
+        assert (
+            ball(attack.norm, attack.eps).distance(found.adv, x) <= attack.eps * (1 + 1e-5) + 1e-6
+        ).all()
         assert (found.adv >= 0).all()
         assert (found.adv <= 1).all()
         for i in (~found.alive).nonzero().squeeze(1):
-            assert model(found.adv[i : i + 1]).argmax() != y[i], "a success must hold for one image at a time"
+            assert model(found.adv[i : i + 1]).argmax() != y[i], (
+                "a success must hold for one image at a time"
+            )
     assert 0.05 < standing.float().mean() < 0.95, "a comparison where something happens"
     differing = int((standing != found.alive).sum())
     assert differing <= max(1, 0.002 * len(x)), f"{differing} of {len(x)} points differ"
@@ -101,13 +135,17 @@ def test_settings_are_the_oracles(version: str) -> None:
     plain, aimed, fab = theirs.apgd, theirs.apgd_targeted, theirs.fab
     settings = {
         "apgd-ce": APGD(0.1, steps=plain.n_iter, restarts=plain.n_restarts, eot=plain.eot_iter),
-        "apgd-dlr": APGD(0.1, steps=plain.n_iter, restarts=plain.n_restarts, eot=plain.eot_iter, loss=dlr),
+        "apgd-dlr": APGD(
+            0.1, steps=plain.n_iter, restarts=plain.n_restarts, eot=plain.eot_iter, loss=dlr
+        ),
         "apgd-t": APGD(0.1, steps=aimed.n_iter, targets=aimed.n_target_classes, eot=aimed.eot_iter),
         "fab": FAB(0.1, steps=fab.n_iter, restarts=fab.n_restarts),
         "fab-t": FAB(0.1, steps=fab.n_iter, targets=fab.n_target_classes),
         "square": Square(0.1, steps=theirs.square.n_queries),
     }
-    assert AutoAttack(0.1, version=version).searches == tuple(settings[name] for name in theirs.attacks_to_run)
+    assert AutoAttack(0.1, version=version).searches == tuple(
+        settings[name] for name in theirs.attacks_to_run
+    )
 
 
 def test_only_the_first_stages() -> None:
@@ -121,13 +159,28 @@ def test_only_the_first_stages() -> None:
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
 def test_agrees_on_a_thousand_digits(norm: str, eps: float, model, points) -> None:
-    """Here and below at the radius that the network was made for, where chance decides few points."""
-    agree(model, *(part[:1000] for part in points), AutoAttack(eps, norm), queries=60, steps=30, targets=3)
+    """Here and below at the radius that the network was made for, where
+    chance decides few points."""
+    agree(
+        model,
+        *(part[:1000] for part in points),
+        AutoAttack(eps, norm),
+        queries=60,
+        steps=30,
+        targets=3,
+    )
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
 def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
-    agree(ensemble, *(part[1000:1500] for part in points), AutoAttack(eps, norm), queries=60, steps=30, targets=3)
+    agree(
+        ensemble,
+        *(part[1000:1500] for part in points),
+        AutoAttack(eps, norm),
+        queries=60,
+        steps=30,
+        targets=3,
+    )
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 1.0)])
@@ -145,7 +198,15 @@ def test_agrees_with_all_steps_and_targets(norm: str, eps: float, model, points)
 
 def test_plus_agrees(model, points) -> None:
     x, y = points
-    agree(model, x[200:224], y[200:224], AutoAttack(0.17, version="plus"), queries=50, steps=20, targets=3)
+    agree(
+        model,
+        x[200:224],
+        y[200:224],
+        AutoAttack(0.17, version="plus"),
+        queries=50,
+        steps=20,
+        targets=3,
+    )
 
 
 def test_rand_agrees_on_a_noisy_model(model, points) -> None:
@@ -168,7 +229,9 @@ def test_rand_agrees_on_a_noisy_model(model, points) -> None:
     assert ours.item() == pytest.approx(theirs.item(), abs=0.15)
 
 
-def advance(search: Search, model: nn.Module, x: Tensor, y: Tensor, job: int = 0) -> dict[str, Tensor]:
+def advance(
+    search: Search, model: nn.Module, x: Tensor, y: Tensor, job: int = 0
+) -> dict[str, Tensor]:
     """One job of every point to its end, successes or not."""
     known = Points.of(model, x, y, 0)
     state = search.begin(known.x, known.y, known.ranking, known.keys, torch.full_like(y, job))
@@ -192,12 +255,17 @@ def double() -> Iterator[None]:
 def test_apgd_walks_the_same_path_from_the_same_start(loss: str, norm: str, model, points) -> None:
     """100 iterations in double precision: the same loss, image and successes, point by point.
 
-    In L2 lengths are rounded otherwise than the oracle's, and once a loss is flat the last bits choose the way.
+    In L2 lengths are rounded otherwise than the oracle's, and once a loss is flat the last
+    bits choose the way.
     """
     twin, x, y = deepcopy(model).double(), points[0][:30].double(), points[1][:30]
     right = twin(x).argmax(1) == y
     x, y, eps = x[right], y[right], 0.17 if norm == "Linf" else 0.9
-    search = {"ce": APGD(eps, norm), "dlr": APGD(eps, norm, loss=dlr), "t": APGD(eps, norm, targets=9)}[loss]
+    search = {
+        "ce": APGD(eps, norm),
+        "dlr": APGD(eps, norm, loss=dlr),
+        "t": APGD(eps, norm, targets=9),
+    }[loss]
     state = advance(search, twin, x, y, job=2 if loss == "t" else 0)
     kind: Any = APGDAttack_targeted if loss == "t" else APGDAttack
     theirs = kind(twin, eps=eps, norm=norm, device="cpu", **({} if loss == "t" else {"loss": loss}))
@@ -206,10 +274,14 @@ def test_apgd_walks_the_same_path_from_the_same_start(loss: str, norm: str, mode
     image, correct, best, broken = theirs.attack_single_run(x, y, x_init=state["start"])
     assert torch.equal(state["hit"], ~correct.bool())
     assert 0.05 < state["hit"].double().mean() < 0.95
-    assert ((state["best_loss"] - best).abs() <= 1e-6).double().mean() >= (1.0 if norm == "Linf" else 0.8)
+    assert ((state["best_loss"] - best).abs() <= 1e-6).double().mean() >= (
+        1.0 if norm == "Linf" else 0.8
+    )
     if norm == "Linf":
         assert state["best"] == pytest.approx(image, abs=1e-9)
-        assert state["found"][state["hit"]] == pytest.approx(broken[state["hit"]].detach(), abs=1e-9)
+        assert state["found"][state["hit"]] == pytest.approx(
+            broken[state["hit"]].detach(), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
@@ -217,8 +289,13 @@ def test_fab_breaks_the_same_points(norm: str, eps: float, model, points) -> Non
     x, y = points[0][:80], points[1][:80]
     right = model(x).argmax(1) == y
     x, y = x[right], y[right]
-    for targeted, ours in ((True, FAB(eps, norm, steps=30, targets=1)), (False, FAB(eps, norm, steps=10))):
-        theirs = FABAttack_PT(model, norm=norm, eps=eps, n_iter=ours.steps, targeted=targeted, device="cpu")
+    for targeted, ours in (
+        (True, FAB(eps, norm, steps=30, targets=1)),
+        (False, FAB(eps, norm, steps=10)),
+    ):
+        theirs = FABAttack_PT(
+            model, norm=norm, eps=eps, n_iter=ours.steps, targeted=targeted, device="cpu"
+        )
         theirs.n_target_classes = 1
         adv = theirs.perturb(x, y)
         with torch.no_grad():
@@ -240,9 +317,12 @@ def test_projections_agree(norm: str) -> None:
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.2), ("L2", 1.2)])
 def test_square_is_as_strong(norm: str, eps: float, undefended, points) -> None:
-    """Squares of our own for each image against one square for the whole batch: the same success within the noise."""
+    """Squares of our own for each image against one square for the whole batch: the same
+    success within the noise."""
     x, y = points[0][:150], points[1][:150]
-    theirs = SquareAttack(undefended, norm=norm, eps=eps, n_queries=60, resc_schedule=False, seed=0, device="cpu")
+    theirs = SquareAttack(
+        undefended, norm=norm, eps=eps, n_queries=60, resc_schedule=False, seed=0, device="cpu"
+    )
     with torch.no_grad():
         expected = (undefended(theirs.perturb(x, y)).argmax(1) == y).float().mean().item()
     found = run(undefended, x, y, [Square(eps, norm, steps=60)], 0).alive.float().mean().item()
@@ -255,6 +335,10 @@ def test_targeted_dlr_is_the_oracles(points) -> None:
     y, target = torch.arange(50) % 10, (torch.arange(50) + 3) % 10
     theirs = APGDAttack_targeted(lambda x: x, eps=0.1)
     theirs.y_target = target
-    assert targeted_dlr(logits, y, target, reduction="none") == pytest.approx(theirs.dlr_loss_targeted(logits, y))
+    assert targeted_dlr(logits, y, target, reduction="none") == pytest.approx(
+        theirs.dlr_loss_targeted(logits, y)
+    )
     assert dlr(logits, y, reduction="none") == pytest.approx(theirs.dlr_loss(logits, y))
-    assert cross_entropy(logits, y).item() == pytest.approx(nn.functional.cross_entropy(logits, y).item())
+    assert cross_entropy(logits, y).item() == pytest.approx(
+        nn.functional.cross_entropy(logits, y).item()
+    )

@@ -1,4 +1,5 @@
-"""ARC, the attack on randomised classifiers: its contract, and what it finds that the gradient does not."""
+"""ARC, the attack on randomised classifiers: its contract, and what it finds that
+the gradient does not."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_stays_within_and_leaves_no_image_better_off(norm, eps, model, undefende
     mixture.zero_grad()
     x_adv = ARC(eps, norm, steps=5)(mixture, x, y)
     assert all(module.training for module in mixture.modules())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in mixture.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in mixture.parameters()
+    )
     assert x_adv.shape == x.shape
     assert x_adv.dtype == x.dtype
     assert not x_adv.requires_grad
@@ -64,8 +67,12 @@ def test_crosses_both_boundaries_where_one_point_does(norm) -> None:
 
 
 def test_finds_the_member_that_the_gradient_passes_by() -> None:
-    """One member's boundary is out of reach but rules the gradient; the other's is near, on the far side, and steep."""
-    far, near = Halfspace([1.0, 0.0], 0.2, steepness=5), Halfspace([-1.0, 0.0], -0.55, steepness=200)
+    """One member's boundary is out of reach but rules the gradient; the other's is near, on the
+    far side, and steep."""
+    far, near = (
+        Halfspace([1.0, 0.0], 0.2, steepness=5),
+        Halfspace([-1.0, 0.0], -0.55, steepness=200),
+    )
     mixture = Mixture([far, near])
     x, y = torch.full((1, 2), 0.5), torch.zeros(1, dtype=torch.int64)
     by_gradient = PGD(0.1, steps=100)(mixture, x, y)
@@ -75,14 +82,19 @@ def test_finds_the_member_that_the_gradient_passes_by() -> None:
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_is_no_weaker_than_the_gradient_on_linear_members(norm) -> None:
-    """Three random half-planes and many points: the faces are exact here, so a walk may be as long as the radius."""
+    """Three random half-planes and many points: the faces are exact here, so a walk may be
+    as long as the radius."""
     generator = torch.Generator().manual_seed(0)
     normals = torch.randn(3, 2, generator=generator).tolist()
     members = [Halfspace(w, sum(w) / 2 - 0.2, steepness=20) for w in normals]
     mixture = Mixture(members, [0.5, 0.3, 0.2])
     x, y = torch.rand(200, 2, generator=generator), torch.zeros(200, dtype=torch.int64)
     by_gradient = accuracy(mixture, PGD(0.2, norm, steps=100)(mixture, x, y), y)
-    assert accuracy(mixture, ARC(0.2, norm, step_size=0.2)(mixture, x, y), y) <= by_gradient < accuracy(mixture, x, y)
+    assert (
+        accuracy(mixture, ARC(0.2, norm, step_size=0.2)(mixture, x, y), y)
+        <= by_gradient
+        < accuracy(mixture, x, y)
+    )
 
 
 def test_a_member_that_is_never_drawn_changes_nothing(model, undefended, batch) -> None:
@@ -91,13 +103,21 @@ def test_a_member_that_is_never_drawn_changes_nothing(model, undefended, batch) 
     assert torch.equal(alone, ARC(0.1, steps=3)(Mixture([undefended, model], [1.0, 0.0]), x, y))
 
 
-@pytest.mark.parametrize("inside", [lambda m: nn.Sequential(nn.Identity(), m), lambda m: Ensemble([m])])
+@pytest.mark.parametrize(
+    "inside", [lambda m: nn.Sequential(nn.Identity(), m), lambda m: Ensemble([m])]
+)
 @pytest.mark.parametrize("attack", ["pgd-20", "apgd-ce"])
-def test_a_mixture_inside_a_module_is_refused(inside, attack: str, model, undefended, batch) -> None:
+def test_a_mixture_inside_a_module_is_refused(
+    inside, attack: str, model, undefended, batch
+) -> None:
     """It would be judged by its mean probabilities, which is not how it answers."""
-    with pytest.raises(InputError, match=r"a Mixture inside Mixture .* give all members to one Mixture"):
+    with pytest.raises(
+        InputError, match=r"a Mixture inside Mixture .* give all members to one Mixture"
+    ):
         evaluate(Mixture([model, Mixture([model, undefended])]), *batch, "pgd-20")
-    with pytest.raises(InputError, match=r"a Mixture inside .* put what is around it into each member"):
+    with pytest.raises(
+        InputError, match=r"a Mixture inside .* put what is around it into each member"
+    ):
         evaluate(inside(Mixture([model, undefended])), *batch, attack)
     with pytest.raises(InputError, match="a Mixture inside"):
         robustness_curve(inside(Mixture([model, undefended])), *batch, [0.1])
@@ -117,8 +137,15 @@ def test_refuses_what_it_cannot_attack(model, batch) -> None:
 def test_a_mixture_behind_a_function_is_refused(model, undefended, batch) -> None:
     mixture = Mixture([model[0], undefended])
     for function in (lambda x: mixture(x), partial(mixture), mixture.forward):
-        with pytest.raises(InputError, match="a Mixture inside a function would be judged by its mean probabilities"):
+        with pytest.raises(
+            InputError,
+            match="a Mixture inside a function would be judged by its mean probabilities",
+        ):
             evaluate(function, *batch, "fgsm")
     several = {"mixture": mixture, "plain": undefended}
-    for function in (lambda x: mixture[0](x), lambda x: several["plain"](x), lambda x: mixture[0](x) + mixture[1](x)):
+    for function in (
+        lambda x: mixture[0](x),
+        lambda x: several["plain"](x),
+        lambda x: mixture[0](x) + mixture[1](x),
+    ):
         assert evaluate(function, *batch, "fgsm", check=False)["clean"].accuracy > 0.9

@@ -32,20 +32,26 @@ def test_keeps_the_contract(search: Search, model, batch) -> None:
     assert not x_adv.requires_grad
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1
-    assert (ball(search.norm, search.eps).distance(x_adv, x) <= search.eps * (1 + 1e-5) + 1e-6).all()
+    assert (
+        ball(search.norm, search.eps).distance(x_adv, x) <= search.eps * (1 + 1e-5) + 1e-6
+    ).all()
     clean, attacked = (model(images).argmax(1) == y for images in (x, x_adv))
     assert attacked.sum() < clean.sum(), "it breaks something"
     assert not (attacked & ~clean).any(), "and mends nothing"
 
 
-def test_what_happens_to_an_image_does_not_depend_on_the_others(search: Search, model, batch) -> None:
+def test_what_happens_to_an_image_does_not_depend_on_the_others(
+    search: Search, model, batch
+) -> None:
     x, y = batch[0][:12], batch[1][:12]
     if search.name == "apgd-ce" and search.eot > 1:  # type: ignore[attr-defined]
         x, y = x[:6], y[:6]
     all_at_once = run(model, x, y, [search], 0)
     three_lanes = run(model, x, y, [search], 0, lanes=3)
     assert torch.equal(all_at_once.broken_by, three_lanes.broken_by)
-    assert (all_at_once.adv - three_lanes.adv).abs().flatten(1).amax(1).le(1e-4).float().mean() > 0.9
+    assert (all_at_once.adv - three_lanes.adv).abs().flatten(1).amax(1).le(
+        1e-4
+    ).float().mean() > 0.9
     backwards = run(model, x.flip(0), y.flip(0), [search], 0)
     assert torch.equal(all_at_once.broken_by, backwards.broken_by.flip(0))
     other = run(model, x, y, [search], 1)
@@ -85,7 +91,8 @@ def test_apgd_checkpoints_of_the_paper() -> None:
 
 
 def test_apgd_reaches_the_corner_of_a_linear_model(batch) -> None:
-    """Two classes: the worst point in the Linf ball is x − eps sign(w_y − w_other), cut to the box."""
+    """Two classes: the worst point in the Linf ball is x − eps sign(w_y −
+    w_other), cut to the box."""
     weight = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
     x, y = batch[0][:8], torch.zeros(8, dtype=torch.int64)
     bias = torch.tensor([1000.0, 0.0])  # right whatever the attack does, so it runs to the end
@@ -128,12 +135,14 @@ def test_few_classes(classes: int, batch) -> None:
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
-    """Against a linear program (Linf) and the optimality conditions (L2), where the box cuts and where it does not."""
+    """Against a linear program (Linf) and the optimality conditions (L2), where the box cuts
+    and where it does not."""
     generator = torch.Generator().manual_seed(0)
     start = torch.rand(60, 12, generator=generator, dtype=torch.float64).round(decimals=1)
     slope = torch.randn(60, 12, generator=generator, dtype=torch.float64)
     slope[:, 0] = 0
-    reach = torch.where(slope > 0, start, 1 - start).mul(slope.abs()).sum(1)  # how far the box lets the function fall
+    # How far the box lets the function fall
+    reach = torch.where(slope > 0, start, 1 - start).mul(slope.abs()).sum(1)
     gap = reach * torch.linspace(0.01, 1.2, 60, dtype=torch.float64)
     move = nearest(start, slope, gap, norm)
     assert ((start + move >= -1e-12) & (start + move <= 1 + 1e-12)).all()
@@ -144,10 +153,13 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
             continue  # out of reach: all the way
         if norm == "Linf":
             free = linprog(
-                np.eye(13)[12], A_eq=[[*w, 0]], b_eq=[-g],
-                A_ub=np.block([[np.eye(12), -np.ones((12, 1))], [-np.eye(12), -np.ones((12, 1))]]), b_ub=np.zeros(24),
+                np.eye(13)[12],
+                A_eq=[[*w, 0]],
+                b_eq=[-g],
+                A_ub=np.block([[np.eye(12), -np.ones((12, 1))], [-np.eye(12), -np.ones((12, 1))]]),
+                b_ub=np.zeros(24),
                 bounds=[*((-v, 1 - v) for v in x), (0, None)],
-            )  # fmt: skip
+            )
             assert np.abs(d).max() == pytest.approx(free.fun, rel=1e-7)
         else:
             inside = (x + d > 1e-9) & (x + d < 1 - 1e-9) & (w != 0)
@@ -170,7 +182,12 @@ def test_losses_that_are_called_otherwise_than_they_look() -> None:
         def __call__(self, logits: Tensor, target: Tensor, *, reduction: str) -> Tensor:
             return base(logits, target, reduction)
 
-    for loss in (wrapped, Own(), functools.partial(base), lambda logits, y, **how: base(logits, y, **how)):
+    for loss in (
+        wrapped,
+        Own(),
+        functools.partial(base),
+        lambda logits, y, **how: base(logits, y, **how),
+    ):
         assert PGD(0.1, loss=loss).loss is loss
         assert APGD(0.1, loss=loss).loss is loss
 
@@ -184,7 +201,9 @@ def test_hashed_streams() -> None:
     assert draws.mean().item() == pytest.approx(0.5, abs=0.005)
     assert draws.var().item() == pytest.approx(1 / 12, rel=0.02)
     assert torch.equal(hashed_uniform(keys[7:8], (500,)), draws[7:8])
-    correlation = torch.corrcoef(torch.stack([draws[:-1].flatten(), draws[1:].flatten()]))[0, 1].abs()
+    correlation = torch.corrcoef(torch.stack([draws[:-1].flatten(), draws[1:].flatten()]))[
+        0, 1
+    ].abs()
     assert correlation < 0.02
     one, two = (torch.tensor(i) for i in (1, 2))
     assert not (hashed(keys, one) == hashed(keys, two)).any()
@@ -199,7 +218,9 @@ def test_what_is_not_a_number_is_named(batch) -> None:
 
     def breaks(images: Tensor) -> Tensor:
         logits = images.flatten(1) @ weight
-        off_grid = (images * 16 - (images * 16).round()).abs().flatten(1).amax(1, keepdim=True) > 1e-3
+        off_grid = (images * 16 - (images * 16).round()).abs().flatten(1).amax(
+            1, keepdim=True
+        ) > 1e-3
         return torch.where(off_grid, logits * torch.nan, logits)
 
     x = batch[0][:4]
@@ -223,19 +244,29 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
             lambda: APGD(0.1, targets=3, loss=mrboost.losses.margin),
             "does not bear: got an unexpected keyword argument .other.",
         ),
-        (lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr), "does not bear: missing a required argument: .other."),
+        (
+            lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr),
+            "does not bear: missing a required argument: .other.",
+        ),
         (
             lambda: APGD(0.1, loss=nn.CrossEntropyLoss()),  # type: ignore[arg-type]
-            r"called as loss\(logits, y, reduction=…\), .* bear: .*'reduction'; .* mrboost.losses.cross_entropy",
+            r"called as loss\(logits, y, reduction=…\), .* bear: .*'reduction'; .* "
+            r"mrboost.losses.cross_entropy",
         ),
-        (lambda: PGD(0.1, loss=nn.CrossEntropyLoss()), r"called as loss\(logits, y, reduction=…\), .* does not bear"),
+        (
+            lambda: PGD(0.1, loss=nn.CrossEntropyLoss()),
+            r"called as loss\(logits, y, reduction=…\), .* does not bear",
+        ),
         (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
         (lambda: Square(0.1)(lambda x: x, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
-        (lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)), "no gradient in its input"),
+        (
+            lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)),
+            "no gradient in its input",
+        ),
         (
             lambda: AutoAttack(0.1)(lambda x: x * 1, torch.eye(3), torch.arange(3)),
             r"images .N, C, H, W., got shape \(3, 3\): for others use apgd-ce, apgd-t and fab-t",
@@ -256,10 +287,17 @@ def test_what_refusals_advise_works(undefended, batch) -> None:
     x, y = batch[0][:12].flatten(1), batch[1][:12]
     for norm, eps in (("Linf", 0.2), ("L2", 2.0)):
         result = mrboost.evaluate(
-            lambda flat: undefended(flat.view(-1, 1, 8, 8)), x, y, ["apgd-ce", "apgd-t", "fab-t"], eps=eps, norm=norm
+            lambda flat: undefended(flat.view(-1, 1, 8, 8)),
+            x,
+            y,
+            ["apgd-ce", "apgd-t", "fab-t"],
+            eps=eps,
+            norm=norm,
         )
         assert all(outcome.accuracy < 0.5 for outcome in result.outcomes[1:])
-    found = mrboost.evaluate(lambda images: undefended(images.detach()), batch[0][:12], y, "square", eps=0.2)
+    found = mrboost.evaluate(
+        lambda images: undefended(images.detach()), batch[0][:12], y, "square", eps=0.2
+    )
     assert found["square"].accuracy < 0.5
 
 
@@ -268,7 +306,12 @@ def test_names_tell_the_loss() -> None:
         assert named(name).name == name  # type: ignore[attr-defined]
     assert APGD(targets=9, loss=mrboost.losses.targeted_dlr).name == "apgd-t"
     assert APGD(targets=9, loss=mrboost.losses.margin_cross_entropy).name == "apgd-mce-t"
-    assert [search.name for search in AutoAttack().searches] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert [search.name for search in AutoAttack().searches] == [
+        "apgd-ce",
+        "apgd-t",
+        "fab-t",
+        "square",
+    ]
 
 
 def test_refuses_a_randomised_classifier(model, batch) -> None:
@@ -279,7 +322,8 @@ def test_refuses_a_randomised_classifier(model, batch) -> None:
 
 @pytest.mark.parametrize("extra", [-torch.inf, torch.inf, torch.nan])
 def test_infinite_logits(extra: float, model, batch) -> None:
-    """A class that is switched off changes nothing; one that always wins is a mistake everywhere."""
+    """A class that is switched off changes nothing; one that always wins is
+    a mistake everywhere."""
     x, y = batch
 
     def padded(images: Tensor) -> Tensor:
@@ -287,8 +331,12 @@ def test_infinite_logits(extra: float, model, batch) -> None:
 
     if extra == -torch.inf:
         expected = run(model, x, y, [Square(0.2, steps=60)], 0)
-        assert torch.equal(run(padded, x, y, [Square(0.2, steps=60)], 0).broken_by, expected.broken_by)
-        assert not run(padded, x, y, [APGD(0.2, steps=10, loss=mrboost.losses.margin)], 0).alive.all()
+        assert torch.equal(
+            run(padded, x, y, [Square(0.2, steps=60)], 0).broken_by, expected.broken_by
+        )
+        assert not run(
+            padded, x, y, [APGD(0.2, steps=10, loss=mrboost.losses.margin)], 0
+        ).alive.all()
     elif extra == torch.inf:
         assert (run(padded, x, y, [Square(0.2, steps=5)], 0).broken_by == 0).all()
     else:
@@ -297,7 +345,8 @@ def test_infinite_logits(extra: float, model, batch) -> None:
 
 
 def test_draws_are_never_one() -> None:
-    """The largest of all numbers that the hash can give is still below 1, in float32 and through erfinv."""
+    """The largest of all numbers that the hash can give is still below 1, in
+    float32 and through erfinv."""
     keys = torch.arange(45_621_350, 45_621_370)
     draws = hashed_uniform(keys, (3, 32, 32))
     assert draws.max() < 1
@@ -326,7 +375,8 @@ def test_low_precision_models_are_searched_in_float32(dtype: torch.dtype, model,
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda(search: Search, model, digits) -> None:
-    """Half precision and captured graphs: every success is real, and as many as on the CPU but for the edge."""
+    """Half precision and captured graphs: every success is real, and as many as on the
+    CPU but for the edge."""
     x, y = digits.test.images()[:100], digits.test.y[:100]
     expected = run(model, x, y, [search], 0)
     there = deepcopy(model).cuda()
@@ -336,4 +386,6 @@ def test_on_cuda(search: Search, model, digits) -> None:
     with torch.no_grad():
         for i in (~found.alive).nonzero().squeeze(1):
             assert there(found.adv[i : i + 1]).argmax().item() != y[i]
-    assert (ball(search.norm, search.eps).distance(found.adv.cpu(), x) <= search.eps * (1 + 1e-5) + 1e-6).all()
+    assert (
+        ball(search.norm, search.eps).distance(found.adv.cpu(), x) <= search.eps * (1 + 1e-5) + 1e-6
+    ).all()

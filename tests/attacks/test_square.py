@@ -16,7 +16,8 @@ from mrboost.threat import ball, wide
 
 
 def test_square_sizes_follow_the_schedule() -> None:
-    """For 32×32: p = 0.8 gives 29 pixels, then p/2, p/4 … after 10, 50, 200, 500, 1000, 2000 and 4000 queries."""
+    """For 32×32: p = 0.8 gives 29 pixels, then p/2, p/4 … after 10, 50, 200, 500, 1000,
+    2000 and 4000 queries."""
     sides, _, _ = _schedule(5000, 0.8, 32, 32, 1, torch.device("cpu"))
     changes = [0, *(sides.diff().nonzero().squeeze(1) + 1).tolist()]
     assert changes == [0, 11, 51, 201, 501, 1001, 2001, 4001]
@@ -36,7 +37,10 @@ def test_bumps_have_length_one_and_cancel() -> None:
 @pytest.mark.parametrize("shape", [(1, 40, 7), (3, 7, 40), (2, 1, 30), (1, 30, 1), (1, 11, 2)])
 def test_square_on_narrow_images(shape: tuple[int, int, int], norm: str) -> None:
     torch.manual_seed(0)
-    x, network = torch.rand(5, *shape), nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 5))
+    x, network = (
+        torch.rand(5, *shape),
+        nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 5)),
+    )
     adv = Square(0.1, norm, steps=30)(network, x, network(x).argmax(dim=1))
     assert (ball(norm, 0.1).distance(adv, x) <= 0.1 * (1 + 1e-5) + 1e-6).all()
     assert (adv != x).flatten(1).any(dim=1).all()
@@ -55,8 +59,11 @@ def test_square_perturbations_are_extreme(model, batch) -> None:
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.7)])
-def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, model, batch) -> None:
-    """Queries of an image run side by side, and none asks about the image that it has: the same images are found."""
+def test_square_is_as_if_each_query_waited_for_the_last(
+    norm: str, eps: float, model, batch
+) -> None:
+    """Queries of an image run side by side, and none asks about the image that it has: the
+    same images are found."""
     x, y = batch[0][:12], batch[1][:12]
     search, twin, sizes = Square(eps, norm, steps=400), deepcopy(model).double(), []
 
@@ -65,7 +72,9 @@ def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, m
         return twin(images)
 
     keys = image_keys(0, x)
-    state = search.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
+    state = search.begin(
+        x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y)
+    )
     found = state["found"]
     known = margin(twin(found), y, reduction="none")
     for t in range(1, search.evaluations()):
@@ -83,7 +92,9 @@ def test_square_is_as_if_each_query_waited_for_the_last(norm: str, eps: float, m
     assert rounds < search.evaluations() / 3
     sizes.clear()
     one = search.within(12)
-    state = one.begin(x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y))
+    state = one.begin(
+        x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y)
+    )
     for _ in range(one.evaluations()):
         state = one.step(counted, state)
     assert torch.equal(state["found"], found)

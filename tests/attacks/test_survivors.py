@@ -1,4 +1,5 @@
-"""The queue that runs searches: interruptions, jobs side by side, the count of work, memory that runs out."""
+"""The queue that runs searches: interruptions, jobs side by side, the count of work,
+memory that runs out."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model,
 
         again = run(model, x, y, attempts, 0, lanes=5, resume=resume)
         assert torch.equal(again.broken_by, whole.broken_by)
-        close = (again.adv - whole.adv).abs().flatten(1).amax(1) < 1e-4  # batches differ, and so do last bits
+        # Batches differ, and so do last bits
+        close = (again.adv - whole.adv).abs().flatten(1).amax(1) < 1e-4
         assert close.float().mean() > 0.9
 
 
@@ -52,7 +54,9 @@ def test_jobs_side_by_side_find_what_they_find_in_turn(search: Search, model, ba
     in_turn = run(model, *batch, [search], 0, lanes=1)
     if isinstance(search, APGD):
         by_the_first = run(model, *batch, [replace(search, targets=1)], 0).broken_by == 1
-        assert by_the_first.sum() < (in_turn.broken_by == 1).sum(), "some points break at a later job only"
+        assert by_the_first.sum() < (in_turn.broken_by == 1).sum(), (
+            "some points break at a later job only"
+        )
     for lanes in (None, 100, 7):
         done: list[int] = []
         at_once = run(model, *batch, [search], 0, lanes=lanes, work=done.append)
@@ -63,7 +67,9 @@ def test_jobs_side_by_side_find_what_they_find_in_turn(search: Search, model, ba
 
 
 def test_jobs_side_by_side_go_on_after_an_interruption(model, batch) -> None:
-    test_an_interrupted_search_goes_on_to_the_same_result(APGD(0.15, steps=10, targets=4), model, batch)
+    test_an_interrupted_search_goes_on_to_the_same_result(
+        APGD(0.15, steps=10, targets=4), model, batch
+    )
 
 
 def test_work_adds_up(model, batch) -> None:
@@ -77,7 +83,8 @@ def test_work_adds_up(model, batch) -> None:
 
 
 def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batch) -> None:
-    """Square runs thousands of queries in one job: the bar moves, and what is saved goes on from the middle."""
+    """Square runs thousands of queries in one job: the bar moves, and what is saved
+    goes on from the middle."""
     x, y = batch[0][:8], batch[1][:8]
     done: list[int] = []
     seen: list[dict[str, Tensor]] = []
@@ -105,7 +112,8 @@ def test_long_searches_tell_of_their_work_and_are_saved_within_a_job(model, batc
 
 
 def test_memory_running_out_leaves_one_query_at_a_time(model, batch, monkeypatch) -> None:
-    """Square asks about several versions of an image at once: fewer lanes must not mean more of those."""
+    """Square asks about several versions of an image at once: fewer lanes must
+    not mean more of those."""
     x, y = batch[0][:6], batch[1][:6]
     search, step, most = Square(0.1, steps=40), Square.step, 0
 
@@ -167,7 +175,9 @@ def test_the_judge_keeps_what_a_model_says_in_the_same_place_each_time() -> None
     assert torch.equal(_answers(lambda images: place.copy_(images), x, 4), x)
 
 
-@pytest.mark.parametrize("search", [Square(1e-9, steps=40), Square(1e-9, "L2", steps=40), APGD(1e-9, steps=8)])
+@pytest.mark.parametrize(
+    "search", [Square(1e-9, steps=40), Square(1e-9, "L2", steps=40), APGD(1e-9, steps=8)]
+)
 def test_a_hit_on_the_clean_image_is_refuted_and_the_search_ends(search: Search) -> None:
     """A copy may be wrong about the image itself, where the model is right."""
     x, weight = torch.rand(6, 1, 8, 8).clamp(0.5, 0.9), torch.randn(64, 3)

@@ -19,7 +19,8 @@ def private_places(tmp_path, monkeypatch):
 
 
 def python2_pickle(batch, label_key):
-    """A CIFAR batch byte for byte as Python 2 and its numpy wrote it (protocol 2, str for bytes)."""
+    """A CIFAR batch byte for byte as Python 2 and its numpy wrote it
+    (protocol 2, str for bytes)."""
     x = batch["data"]
 
     def short(text):
@@ -31,17 +32,28 @@ def python2_pickle(batch, label_key):
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b") + b"\x87R"
         b"(K\x01" + number(x.shape[0]) + number(x.shape[1]) + b"\x86"
-        b"cnumpy\ndtype\n" + short(b"u1") + b"K\x00K\x01\x87R(K\x03" + short(b"|")
-        + b"NNN" + number(-1) + number(-1) + b"K\x00tb\x89"
-        + b"T" + len(x.tobytes()).to_bytes(4, "little") + x.tobytes() + b"tb"
-    )  # fmt: skip
+        b"cnumpy\ndtype\n"
+        + short(b"u1")
+        + b"K\x00K\x01\x87R(K\x03"
+        + short(b"|")
+        + b"NNN"
+        + number(-1)
+        + number(-1)
+        + b"K\x00tb\x89"
+        + b"T"
+        + len(x.tobytes()).to_bytes(4, "little")
+        + x.tobytes()
+        + b"tb"
+    )
     labels = b"](" + b"".join(number(label) for label in batch[label_key]) + b"e"
     return b"\x80\x02}(" + short(b"data") + array + short(label_key.encode()) + labels + b"u."
 
 
 def python3_pickle(protocol):
     def dump(batch, label_key):
-        return pickle.dumps({b"data": batch["data"], label_key.encode(): list(batch[label_key])}, protocol)
+        return pickle.dumps(
+            {b"data": batch["data"], label_key.encode(): list(batch[label_key])}, protocol
+        )
 
     return dump
 
@@ -50,7 +62,11 @@ def cifar_batches(kind, seed=0):
     """{file name: {"data": (N, 3072), labels: [...]}} with every class in the training part."""
     rng = np.random.default_rng(seed)
     classes, key = {"cifar10": (10, "labels"), "cifar100": (100, "fine_labels")}[kind]
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
+    names = (
+        [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+        if classes == 10
+        else ["train", "test"]
+    )
     return {
         name: {
             "data": rng.integers(0, 256, (classes, 3072), dtype=np.uint8),

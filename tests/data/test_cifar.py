@@ -1,4 +1,5 @@
-"""CIFAR in its official format in small: every writer of it, and every way in which a file can be wrong."""
+"""CIFAR in its official format in small: every writer of it, and every way in which
+a file can be wrong."""
 
 import hashlib
 import pickle
@@ -48,7 +49,9 @@ def test_cifar_class_names_follow_the_official_order():
 def test_an_array_in_fortran_order_is_read_as_such(make, tmp_path):
     dump = make.python3(2)
     batches, _ = make.cifar(
-        tmp_path, "cifar10", lambda batch, key: dump({**batch, "data": np.asfortranarray(batch["data"])}, key)
+        tmp_path,
+        "cifar10",
+        lambda batch, key: dump({**batch, "data": np.asfortranarray(batch["data"])}, key),
     )
     dataset = load("cifar10", tmp_path, verify=False)
     assert torch.equal(dataset.test.x.flatten(1), torch.from_numpy(batches["test_batch"]["data"]))
@@ -76,7 +79,9 @@ def test_a_pickle_that_runs_code_is_refused_before_it_runs(make, tmp_path, proto
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("what", ["os.system", "builtins.eval", "numpy.load", "numpy.ndarray.tofile"])
+@pytest.mark.parametrize(
+    "what", ["os.system", "builtins.eval", "numpy.load", "numpy.ndarray.tofile"]
+)
 def test_the_refused_global_is_named(make, tmp_path, what):
     module, _, name = what.rpartition(".")
     payload = f"c{module}\n{name}\n(S'x'\ntR.".encode()
@@ -130,7 +135,14 @@ def test_cifar_contents_are_checked(make, tmp_path, edit, message):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"garbage", pickle.dumps([1, 2]), pickle.dumps({b"data": 3, b"labels": [1]}), b"\x80\x02]q\x00(K", b"\x94."],
+    [
+        b"",
+        b"garbage",
+        pickle.dumps([1, 2]),
+        pickle.dumps({b"data": 3, b"labels": [1]}),
+        b"\x80\x02]q\x00(K",
+        b"\x94.",
+    ],
 )
 def test_a_damaged_batch_is_an_input_error(make, tmp_path, content):
     make.cifar(tmp_path, "cifar10", lambda batch, key: content)
@@ -141,9 +153,13 @@ def test_a_damaged_batch_is_an_input_error(make, tmp_path, content):
 
 def test_array_bytes_must_match_their_shape(make, tmp_path):
     whole = (3072).to_bytes(4, "little")
-    assert whole in make.python2({"data": np.zeros((10, 3072), np.uint8), "labels": [0] * 10}, "labels")
+    assert whole in make.python2(
+        {"data": np.zeros((10, 3072), np.uint8), "labels": [0] * 10}, "labels"
+    )
     lying = (3073).to_bytes(4, "little")
-    make.cifar(tmp_path, "cifar10", lambda batch, key: make.python2(batch, key).replace(whole, lying, 1))
+    make.cifar(
+        tmp_path, "cifar10", lambda batch, key: make.python2(batch, key).replace(whole, lying, 1)
+    )
     with pytest.raises(InputError, match="damaged array"):
         load("cifar10", tmp_path, verify=False)
 

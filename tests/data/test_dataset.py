@@ -42,9 +42,17 @@ def test_indexing_keeps_images_and_labels_together():
     ("x", "y", "message"),
     [
         (torch.zeros(3, 4, 4), torch.zeros(3, dtype=torch.int64), r"shape \(3, 4, 4\)"),
-        (torch.zeros(3, 1, 4, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.int64), "float64"),
+        (
+            torch.zeros(3, 1, 4, 4, dtype=torch.float64),
+            torch.zeros(3, dtype=torch.int64),
+            "float64",
+        ),
         (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int32), "int32"),
-        (torch.zeros(3, 1, 4, 4), torch.zeros(3, 1, dtype=torch.int64), r"labels have shape \(3, 1\)"),
+        (
+            torch.zeros(3, 1, 4, 4),
+            torch.zeros(3, 1, dtype=torch.int64),
+            r"labels have shape \(3, 1\)",
+        ),
         (torch.zeros(3, 1, 4, 4), torch.zeros(2, dtype=torch.int64), "3 images but 2 labels"),
     ],
 )
@@ -54,7 +62,8 @@ def test_split_refuses_wrong_shapes_and_types(x, y, message):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(float("nan"), "NaN"), (1.5, "rescale"), (-0.1, "rescale"), (float("inf"), "rescale")]
+    ("value", "message"),
+    [(float("nan"), "NaN"), (1.5, "rescale"), (-0.1, "rescale"), (float("inf"), "rescale")],
 )
 def test_dataset_refuses_pixels_outside_the_unit_interval(value, message):
     split = a_split(dtype=torch.float32)
@@ -83,7 +92,8 @@ def test_dataset_refuses_different_sizes_emptiness_and_a_single_class():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_channel_stats_are_those_of_all_pixels(monkeypatch, dtype):
-    monkeypatch.setattr("mrboost.data.dataset.CHUNK_VALUES", 3 * 4 * 4 * 3)  # 20 images: chunks of 3, a last of 2
+    # 20 images: chunks of 3, a last of 2
+    monkeypatch.setattr("mrboost.data.dataset.CHUNK_VALUES", 3 * 4 * 4 * 3)
     train = a_split(dtype=dtype)
     train.x[:, 2] = 1
     mean, std = a_dataset(train).channel_stats()
@@ -150,9 +160,15 @@ def test_hold_out_leaves_something_to_train_on(count):
 
 def test_tensors_of_the_users_own_become_a_dataset():
     x = torch.rand(12, 3, 8, 8)
-    dataset = from_tensors(x[:9], torch.arange(9) % 3, x[9:], torch.arange(3), eps=0.2, model="cnn-digits")
+    dataset = from_tensors(
+        x[:9], torch.arange(9) % 3, x[9:], torch.arange(3), eps=0.2, model="cnn-digits"
+    )
     assert dataset.classes == ("0", "1", "2")
-    assert (dataset.defaults.eps, dataset.defaults.model, dataset.defaults.padding) == (0.2, "cnn-digits", 1)
+    assert (dataset.defaults.eps, dataset.defaults.model, dataset.defaults.padding) == (
+        0.2,
+        "cnn-digits",
+        1,
+    )
     with pytest.raises(InputError, match="int64"):
         from_tensors(x[:9], torch.zeros(9), x[9:], torch.arange(3))
 
@@ -166,7 +182,10 @@ def test_arrays_as_they_come_from_a_file() -> None:
             found = from_tensors(images, labels, x, y)
             assert found.fingerprint() == wanted.fingerprint()
     grey = (x * 255).byte()
-    assert from_tensors(grey.numpy(), y, grey, y).fingerprint() == from_tensors(grey, y, grey, y).fingerprint()
+    assert (
+        from_tensors(grey.numpy(), y, grey, y).fingerprint()
+        == from_tensors(grey, y, grey, y).fingerprint()
+    )
 
 
 def test_what_is_no_dataset_is_said() -> None:
@@ -198,4 +217,6 @@ def test_hold_out_leaves_a_class_its_only_image(seed):
     assert set(rest.y.tolist()) == set(range(9))
     assert validation.y.tolist() == [8, 8]
     alone = Split(x[:4], torch.arange(4))
-    assert len(hold_out(alone, 1, seed)[1]) == 1, "where no class has two images, one of them loses its own"
+    assert len(hold_out(alone, 1, seed)[1]) == 1, (
+        "where no class has two images, one of them loses its own"
+    )

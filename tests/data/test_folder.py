@@ -1,4 +1,5 @@
-"""`folder:PATH`: the same images from a directory, a tar or a zip, and every way such a tree can be wrong."""
+"""`folder:PATH`: the same images from a directory, a tar or a zip, and every way such
+a tree can be wrong."""
 
 import io
 import random
@@ -74,7 +75,9 @@ def test_classes_of_different_sizes_keep_every_image(store, make):
     del files["train/cat/1.png"], files["train/cat/3.png"]
     train = load(store(files)).train
     assert train.y.tolist() == [0, 1, 0, 1, 1, 1]
-    expected = [f"train/{name}.png" for name in ("cat/0", "dog/0", "cat/2", "dog/1", "dog/2", "dog/3")]
+    expected = [
+        f"train/{name}.png" for name in ("cat/0", "dog/0", "cat/2", "dog/1", "dog/2", "dog/3")
+    ]
     for x, name in zip(train.x, expected, strict=True):
         assert torch.equal(x.permute(1, 2, 0), torch.from_numpy(pixels(files[name]).copy()))
 
@@ -82,7 +85,9 @@ def test_classes_of_different_sizes_keep_every_image(store, make):
 @pytest.mark.parametrize("suffix", ["png", "jpg", "jpeg", "bmp", "webp"])
 def test_formats(make, tmp_path, suffix):
     files = {
-        f"{split}/{label}/{i}.{suffix.upper() if i else suffix}": make.encoded(make.picture(i), suffix)
+        f"{split}/{label}/{i}.{suffix.upper() if i else suffix}": make.encoded(
+            make.picture(i), suffix
+        )
         for split in ("train", "test")
         for label in "ab"
         for i in range(2)
@@ -90,7 +95,8 @@ def test_formats(make, tmp_path, suffix):
     dataset = load(f"folder:{make.tree(tmp_path / 'tree', files)}")
     assert len(dataset.train) == 4
     assert torch.equal(
-        dataset.train.x[0].permute(1, 2, 0), torch.from_numpy(pixels(files[f"train/a/0.{suffix}"]).copy())
+        dataset.train.x[0].permute(1, 2, 0),
+        torch.from_numpy(pixels(files[f"train/a/0.{suffix}"]).copy()),
     )
 
 
@@ -98,7 +104,9 @@ def test_grey_images_have_one_channel_unless_one_is_coloured(make, tmp_path):
     grey = make.pictures(shape=(6, 5))
     dataset = load(f"folder:{make.tree(tmp_path / 'grey', grey)}")
     assert dataset.shape == (1, 6, 5)
-    assert torch.equal(dataset.train.x[0, 0], torch.from_numpy(pixels(grey["train/cat/0.png"]).copy()))
+    assert torch.equal(
+        dataset.train.x[0, 0], torch.from_numpy(pixels(grey["train/cat/0.png"]).copy())
+    )
 
     mixed = grey | {"test/dog/9.png": make.encoded(make.picture(3))}
     dataset = load(f"folder:{make.tree(tmp_path / 'mixed', mixed)}")
@@ -117,8 +125,12 @@ def test_a_validation_split_serves_as_test_only_when_there_is_none(store, make, 
 
 def test_what_is_not_an_image_is_ignored_and_a_top_folder_is_accepted(make, tmp_path):
     files = {f"./top/{name}": content for name, content in make.pictures().items()}
-    extra = {"top/README.md": b"hello", "top/train/cat/._0.png": b"mac", "__MACOSX/train/cat/x.png": b"mac",
-             "top/logo.png": b"not even an image"}  # fmt: skip
+    extra = {
+        "top/README.md": b"hello",
+        "top/train/cat/._0.png": b"mac",
+        "__MACOSX/train/cat/x.png": b"mac",
+        "top/logo.png": b"not even an image",
+    }
     assert len(load(f"folder:{make.tar(tmp_path / 'a.tgz', files | extra)}").train) == 6
     assert len(load(f"folder:{write_zip(tmp_path / 'a.zip', files | extra)}").train) == 6
 
@@ -137,7 +149,9 @@ def test_the_development_mirror_of_cifar10():
 
 def test_images_of_mixed_sizes_are_named_with_both_sizes(store, make):
     files = make.pictures() | {"test/dog/1.png": make.encoded(make.picture(0, (9, 8, 3)))}
-    with pytest.raises(InputError, match=r"test/dog/1\.png is 8x9 pixels but 5x6 is expected.*resize") as error:
+    with pytest.raises(
+        InputError, match=r"test/dog/1\.png is 8x9 pixels but 5x6 is expected.*resize"
+    ) as error:
         load(store(files))
     one_line(error)
 
@@ -145,7 +159,9 @@ def test_images_of_mixed_sizes_are_named_with_both_sizes(store, make):
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
 def test_an_unreadable_image_is_named(store, make, damage):
     good = make.encoded(make.picture(0, (64, 64, 3)))
-    content = {"truncated": good[: len(good) // 2], "garbage": b"GIF89a not really", "empty": b""}[damage]
+    content = {"truncated": good[: len(good) // 2], "garbage": b"GIF89a not really", "empty": b""}[
+        damage
+    ]
     with pytest.raises(InputError, match=r"train/cat/1\.png cannot be read as an image") as error:
         load(store(make.pictures() | {"train/cat/1.png": content}))
     one_line(error)
@@ -191,7 +207,9 @@ def test_an_empty_class_is_named(make, tmp_path):
 )
 def test_another_layout_gets_the_expected_one(store, make, rename):
     files = {rename(name): content for name, content in make.pictures().items()}
-    with pytest.raises(InputError, match="expected train/CLASS/IMAGE and test/CLASS/IMAGE") as error:
+    with pytest.raises(
+        InputError, match="expected train/CLASS/IMAGE and test/CLASS/IMAGE"
+    ) as error:
         load(store(files))
     one_line(error)
 
@@ -218,7 +236,9 @@ def special(name, kind, target=""):
     return info
 
 
-@pytest.mark.parametrize("name", ["../escaped.png", "/tmp/escaped.png", "train/cat/../../../escaped.png"])
+@pytest.mark.parametrize(
+    "name", ["../escaped.png", "/tmp/escaped.png", "train/cat/../../../escaped.png"]
+)
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_paths_that_leave_the_archive_are_refused(make, tmp_path, name, kind):
     (tmp_path / "here").mkdir()
@@ -232,7 +252,9 @@ def test_paths_that_leave_the_archive_are_refused(make, tmp_path, name, kind):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+)
 def test_links_and_devices_in_a_tar_are_refused(make, tmp_path, kind):
     files = make.pictures() | {"bad": special("train/cat/z.png", kind, "/etc/hostname")}
     with pytest.raises(InputError, match=r"train/cat/z\.png' is a link or a device"):
@@ -272,9 +294,16 @@ def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded(make, tmp
     header = struct.pack(">IIBBBBB", 5000, 5000, 8, 2, 0, 0, 0)
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
-    image = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    image = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
     with pytest.raises(InputError, match=r"train/cat/0\.png has 5000x5000 pixels, too many"):
         load(f"folder:{make.tree(tmp_path / 'tree', make.pictures() | {'train/cat/0.png': image})}")
 

@@ -110,7 +110,9 @@ def numbered(count):
     return Split(x, torch.arange(count))
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(20, 5), (23, 5), (21, 5), (3, 5), (1, 5), (4, 1)])
+@pytest.mark.parametrize(
+    ("count", "batch_size"), [(20, 5), (23, 5), (21, 5), (3, 5), (1, 5), (4, 1)]
+)
 def test_an_epoch_has_each_image_once_with_its_own_label(count, batch_size):
     batches = Batches(numbered(count), batch_size)
     seen = list(batches.epoch(generator()))
@@ -175,5 +177,8 @@ def test_batches_on_a_gpu(draws_on):
         assert x.is_cuda
         assert y.is_cuda
         for image, index in zip(x.cpu(), y.cpu(), strict=True):
-            plain = kept[index]  # a GPU divides by 255 through the reciprocal: one unit in the last place off
-            assert torch.allclose(image, plain, atol=1e-6) or torch.allclose(image, plain.flip(-1), atol=1e-6)
+            # A GPU divides by 255 through the reciprocal: one unit in the last place off
+            plain = kept[index]
+            assert torch.allclose(image, plain, atol=1e-6) or torch.allclose(
+                image, plain.flip(-1), atol=1e-6
+            )

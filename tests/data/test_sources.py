@@ -1,4 +1,5 @@
-"""The named datasets: their official formats in small, where they are looked for, and what is refused."""
+"""The named datasets: their official formats in small, where they are looked for,
+and what is refused."""
 
 import dataclasses
 import functools
@@ -19,7 +20,12 @@ from commands import development_data
 from mrboost.data import describe, load, names, registry
 from mrboost.errors import InputError
 
-IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def one_line(error):
@@ -62,7 +68,9 @@ def test_names():
 
 
 def test_an_unknown_name_gets_its_neighbours_and_the_folder_hint():
-    with pytest.raises(InputError, match=r"unknown dataset 'cifar-10': did you mean cifar10.*folder:PATH"):
+    with pytest.raises(
+        InputError, match=r"unknown dataset 'cifar-10': did you mean cifar10.*folder:PATH"
+    ):
         load("cifar-10")
     with pytest.raises(InputError, match="unknown dataset"):
         describe("imagenet")
@@ -107,7 +115,9 @@ def test_mnist_idx(tmp_path, zipped):
     arrays = mnist_arrays()
     for name, array in zip(IDX, arrays.values(), strict=True):
         content = idx_bytes(array)
-        (tmp_path / f"{name}{'.gz' * zipped}").write_bytes(gzip.compress(content) if zipped else content)
+        (tmp_path / f"{name}{'.gz' * zipped}").write_bytes(
+            gzip.compress(content) if zipped else content
+        )
     assert_is_mnist(load("mnist", tmp_path), arrays)
 
 
@@ -201,7 +211,10 @@ def test_damaged_svhn_is_refused(tmp_path):
         with pytest.raises(InputError, match=r"test_32x32\.mat") as error:
             load("svhn", tmp_path, verify=False)
         one_line(error)
-    scipy.io.savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.array([[11]])})
+    scipy.io.savemat(
+        tmp_path / "test_32x32.mat",
+        {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.array([[11]])},
+    )
     with pytest.raises(InputError, match="label 11 is out of range"):
         load("svhn", tmp_path, verify=False)
 
@@ -210,7 +223,11 @@ def test_damaged_svhn_is_refused(tmp_path):
 
 
 def test_the_order_of_places(tmp_path, monkeypatch):
-    explicit, named, cache = tmp_path / "explicit", tmp_path / "named", tmp_path / "cache" / "mrboost"
+    explicit, named, cache = (
+        tmp_path / "explicit",
+        tmp_path / "named",
+        tmp_path / "cache" / "mrboost",
+    )
     for size, place in ((10, explicit / "mnist"), (20, named), (30, cache)):
         place.mkdir(parents=True)
         np.savez(place / "mnist.npz", **mnist_arrays(train=size))
@@ -234,7 +251,13 @@ def test_without_a_network_the_error_says_what_where_and_how(tmp_path, monkeypat
         load("svhn")
     message = one_line(error)
     place = str(tmp_path / "cache" / "mrboost")
-    for part in ("train_32x32.mat", f"in {place}", f"into {place}", "MRBOOST_DATA", "no route to host"):
+    for part in (
+        "train_32x32.mat",
+        f"in {place}",
+        f"into {place}",
+        "MRBOOST_DATA",
+        "no route to host",
+    ):
         assert part in message
 
 
@@ -250,7 +273,9 @@ def served(tmp_path, monkeypatch):
         def log_message(self, *args):
             seen.append(self.path)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(site)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(site))
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     svhn = registry.SOURCES["svhn"]
@@ -273,7 +298,10 @@ def served(tmp_path, monkeypatch):
 def test_a_download_is_kept_and_used_again(served, tmp_path):
     _, seen = served
     assert len(load("svhn", tmp_path / "data").train) == 20
-    assert sorted(path.name for path in (tmp_path / "data" / "svhn").iterdir()) == ["test_32x32.mat", "train_32x32.mat"]
+    assert sorted(path.name for path in (tmp_path / "data" / "svhn").iterdir()) == [
+        "test_32x32.mat",
+        "train_32x32.mat",
+    ]
     assert len(seen) == 2
     load("svhn", tmp_path / "data")
     assert len(seen) == 2

@@ -16,7 +16,12 @@ def test_a_weak_loss_is_no_doubt_of_attacks_on_margins(undefended, images) -> No
     def small(x: Tensor) -> Tensor:
         return undefended(x) / 1e3
 
-    for attacks, doubted in (("pgd-20", True), (["pgd-20", "cw"], False), ("apgd-t", False), ("fgsm", True)):
+    for attacks, doubted in (
+        ("pgd-20", True),
+        (["pgd-20", "cw"], False),
+        ("apgd-t", False),
+        ("fgsm", True),
+    ):
         assert ("weak-loss" in checks(evaluate(small, *images, attacks, eps=0.1).doubts)) is doubted
 
 
@@ -30,12 +35,19 @@ def test_black_box_beats_white_box() -> None:
     assert doubt.check == "black-box"
     assert "square breaks 2 of 500 points (0.4%)" in doubt.message
     assert "pgd-20 99.6%, cw 99.6%" in doubt.message
-    assert doubts_of(found | {"square": standing(500, 0, 1, 2, 9)}) == []  # one point may be bad luck
+    # One point may be bad luck
+    assert doubts_of(found | {"square": standing(500, 0, 1, 2, 9)}) == []
     assert doubts_of(found | {"square": standing(500, 0, 1, 2)}) == []
     assert len(doubts_of(found | {"pgd-20 transferred": standing(500, 7, 8)})) == 1
-    assert len(doubts_of(found | {"first member": standing(500, 7, 8)}, black_box=["first member"])) == 1
+    assert (
+        len(doubts_of(found | {"first member": standing(500, 7, 8)}, black_box=["first member"]))
+        == 1
+    )
     two = {"square": torch.tensor(standing(500, 3, 4, 5)), "transfer": standing(500, 3, 6)}
-    assert ["square" in doubt.message.split()[0] for doubt in doubts_of(found | two)] == [True, False]
+    assert ["square" in doubt.message.split()[0] for doubt in doubts_of(found | two)] == [
+        True,
+        False,
+    ]
 
 
 def test_one_step_beats_many() -> None:
@@ -48,10 +60,17 @@ def test_one_step_beats_many() -> None:
     assert doubts_of({"fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
     for other in ("pgd-1", "pgd-mce-1", "pgd-3", "pgd transfer"):
         assert doubts_of({other: standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)}) == []
-    assert checks(doubts_of({"pgd-10": standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)})) == ["one-step"]
+    assert checks(doubts_of({"pgd-10": standing(100), "fgsm": standing(100, 0, 1, 2, 3, 4)})) == [
+        "one-step"
+    ]
     stages = [{"attack": name} for name in ("apgd-ce", "square")]
-    whole = as_kept("autoattack", standing(9, 0, 1, 2, 3), broken_by=[1, 2, 2, 2] + [-1] * 5, stages=stages)
-    assert checks(contradictions([whole, as_kept("fgsm", standing(9, 0, 1, 2, 3))])) == ["black-box", "one-step"]
+    whole = as_kept(
+        "autoattack", standing(9, 0, 1, 2, 3), broken_by=[1, 2, 2, 2] + [-1] * 5, stages=stages
+    )
+    assert checks(contradictions([whole, as_kept("fgsm", standing(9, 0, 1, 2, 3))])) == [
+        "black-box",
+        "one-step",
+    ]
 
 
 def test_a_wavy_input_is_found_out_by_the_usual_attacks(undefended, model, images) -> None:
@@ -81,25 +100,48 @@ def test_probabilities_count_as_parts_of_points() -> None:
 
 
 def test_stages_of_autoattack() -> None:
-    stages = {"apgd-ce": standing(100, 0), "apgd-t": standing(100, 0, 1), "fab-t": standing(100, 0, 1)}
+    stages = {
+        "apgd-ce": standing(100, 0),
+        "apgd-t": standing(100, 0, 1),
+        "fab-t": standing(100, 0, 1),
+    }
     assert doubts_of(stages | {"square": standing(100, 0, 1)}) == []
     for cumulative in (False, True):
-        (doubt,) = doubts_of(stages | {"square": standing(100, 0, 1, 2, 3, 4)}, cumulative=cumulative)
+        (doubt,) = doubts_of(
+            stages | {"square": standing(100, 0, 1, 2, 3, 4)}, cumulative=cumulative
+        )
         assert "square breaks 3 of 100 points" in doubt.message
-    plus = {"apgd-ce": standing(100, 0), "square": standing(100, 0, 1, 2), "apgd-t": standing(100, 0, 1, 2, 3)}
+    plus = {
+        "apgd-ce": standing(100, 0),
+        "square": standing(100, 0, 1, 2),
+        "apgd-t": standing(100, 0, 1, 2, 3),
+    }
     assert len(doubts_of(plus, cumulative=True)) == 1, "apgd-t never tried what square had broken"
-    assert doubts_of({"square": standing(100, 1, 2), "apgd-ce": standing(100, 1, 2, 3)}, cumulative=True) == []
+    assert (
+        doubts_of(
+            {"square": standing(100, 1, 2), "apgd-ce": standing(100, 1, 2, 3)}, cumulative=True
+        )
+        == []
+    )
 
 
 def test_entries_that_are_no_single_attack_are_not_compared() -> None:
-    found = {"clean": standing(100), "square": standing(100, 1, 2), "autoattack": standing(100, 1, 2)}
+    found = {
+        "clean": standing(100),
+        "square": standing(100, 1, 2),
+        "autoattack": standing(100, 1, 2),
+    }
     assert doubts_of(found) == []
     assert len(doubts_of(found | {"pgd-20": standing(100), "worst case": standing(100, 1, 2)})) == 1
     assert doubts_of(found | {"autoattack-rand": standing(100, 1, 2)}) == []
 
 
 def test_nothing_to_compare() -> None:
-    for found in ({}, {"clean": standing(9)}, {"clean": standing(9), "square": standing(9, 1, 2, 3)}):
+    for found in (
+        {},
+        {"clean": standing(9)},
+        {"clean": standing(9), "square": standing(9, 1, 2, 3)},
+    ):
         assert doubts_of(found) == []
     assert doubts_of({"pgd-20": [], "square": []}) == []
     with pytest.raises(InputError, match="same points"):
@@ -110,7 +152,9 @@ def test_nothing_to_compare() -> None:
 def test_square_finds_masked_gradients_out(masked: bool, undefended, batch) -> None:
     network, (x, y) = quantised(undefended) if masked else undefended, batch
     attacks = {"pgd-20": PGD(0.15), "square": Square(0.15, steps=150)}
-    found = {name: network(attack(network, x, y)).argmax(dim=1) == y for name, attack in attacks.items()}
+    found = {
+        name: network(attack(network, x, y)).argmax(dim=1) == y for name, attack in attacks.items()
+    }
     assert checks(doubts_of(found)) == (["black-box"] if masked else [])
 
 
@@ -119,15 +163,27 @@ def as_kept(name: str, correct: list[bool], **more: object) -> dict[str, object]
 
 
 def test_contradictions_of_outcomes_that_were_kept() -> None:
-    """AutoAttack's gradients are what its stages but square broke; one attack's label does not say that it is blind."""
+    """AutoAttack's gradients are what its stages but square broke; one attack's label does not
+    say that it is blind."""
     stages = [{"attack": name} for name in ("apgd-ce", "square")]
-    autoattack = as_kept("mine", standing(100, 0, 1, 2, 3), broken_by=[0, 1, 1, 2] + [-1] * 96, stages=stages)
+    autoattack = as_kept(
+        "mine", standing(100, 0, 1, 2, 3), broken_by=[0, 1, 1, 2] + [-1] * 96, stages=stages
+    )
     assert contradictions([as_kept("clean", standing(100, 0)), autoattack]) == []
     (doubt,) = contradictions([autoattack, as_kept("square", standing(100, 0, 1, 2, 3, 4))])
     assert "square breaks 2 of 100 points" in doubt.message
     assert "gradients in mine 97.0%" in doubt.message
-    assert contradictions([autoattack, as_kept("pgd-20", standing(100)), as_kept("square", standing(100, 0, 1))]) == []
-    more = {**autoattack, "broken_by": [0, 1, 2, 2, 2] + [-1] * 95, "correct": standing(100, 0, 1, 2, 3, 4)}
+    assert (
+        contradictions(
+            [autoattack, as_kept("pgd-20", standing(100)), as_kept("square", standing(100, 0, 1))]
+        )
+        == []
+    )
+    more = {
+        **autoattack,
+        "broken_by": [0, 1, 2, 2, 2] + [-1] * 95,
+        "correct": standing(100, 0, 1, 2, 3, 4),
+    }
     assert checks(contradictions([more])) == ["black-box"]
     blind = as_kept("other", standing(100, 5, 6), black_box=True)
     assert checks(contradictions([as_kept("pgd-20", standing(100)), blind])) == ["black-box"]

@@ -17,7 +17,14 @@ from mrboost import InputError
 from mrboost.attacks import CW, FGSM, PGD, Square
 from mrboost.evaluation import inputs, robustness_curve
 from mrboost.evaluation.measured import UnfinishedError
-from mrboost.evaluation.result import Comparison, Evaluation, Outcome, format_eps, robustbench_summary, wilson_interval
+from mrboost.evaluation.result import (
+    Comparison,
+    Evaluation,
+    Outcome,
+    format_eps,
+    robustbench_summary,
+    wilson_interval,
+)
 from mrboost.runs.compare import curve, curve_table
 
 
@@ -26,7 +33,9 @@ def test_figures_equal_a_direct_computation(model, digits) -> None:
     result = mrboost.evaluate(model, x, y, ["fgsm"], eps=0.1)
     logits = model(FGSM(0.1)(model, x, y))
     correct = logits.argmax(1) == y
-    gap = logits.gather(1, y[:, None]).squeeze(1) - logits.scatter(1, y[:, None], -torch.inf).amax(1)
+    gap = logits.gather(1, y[:, None]).squeeze(1) - logits.scatter(1, y[:, None], -torch.inf).amax(
+        1
+    )
     outcome = result["fgsm"]
     assert outcome.accuracy == pytest.approx(correct.float().mean().item())
     assert outcome.margin == pytest.approx(gap.mean().item(), rel=1e-4)
@@ -39,7 +48,9 @@ def test_figures_equal_a_direct_computation(model, digits) -> None:
 
 def test_several_attack_objects_are_told_apart(model, batch) -> None:
     x, y = batch[0][:8], batch[1][:8]
-    result = mrboost.evaluate(model, x, y, [FGSM(0.1), CW(0.2), PGD(0.1, steps=3), PGD(0.3, steps=3)])
+    result = mrboost.evaluate(
+        model, x, y, [FGSM(0.1), CW(0.2), PGD(0.1, steps=3), PGD(0.3, steps=3)]
+    )
     assert [o.attack for o in result.outcomes] == ["clean", "fgsm", "cw", "pgd-3", "pgd-3 (4)"]
     assert result.eps is None
     assert "several balls" in str(result)
@@ -48,8 +59,14 @@ def test_several_attack_objects_are_told_apart(model, batch) -> None:
 def test_the_batch_size_changes_nothing(model, digits) -> None:
     """Random starts belong to the image, not to its place in a batch."""
     x, y = digits.test.images()[:60], digits.test.y[:60]
-    attacks = {"pgd": PGD(0.15, steps=3), "l2": PGD(1.0, "L2", steps=3), "restarts": PGD(0.15, steps=2, restarts=3)}
-    results = [mrboost.evaluate(model, x, y, attacks, batch_size=size) for size in (1, 7, np.int64(60))]  # type: ignore[arg-type]
+    attacks = {
+        "pgd": PGD(0.15, steps=3),
+        "l2": PGD(1.0, "L2", steps=3),
+        "restarts": PGD(0.15, steps=2, restarts=3),
+    }
+    results = [
+        mrboost.evaluate(model, x, y, attacks, batch_size=size) for size in (1, 7, np.int64(60))
+    ]  # type: ignore[arg-type]
     for name in attacks:
         margins = [result[name].margin for result in results]
         assert margins == pytest.approx([margins[0]] * 3, abs=1e-4)
@@ -80,7 +97,10 @@ def test_takes_a_function_and_leaves_a_module_as_found(batch) -> None:
     assert linear[2].weight.requires_grad
     with torch.no_grad():
         linear.eval()
-    assert mrboost.evaluate(lambda x: linear(x), *batch, "fgsm", eps=0.1)["fgsm"].correct == first["fgsm"].correct
+    assert (
+        mrboost.evaluate(lambda x: linear(x), *batch, "fgsm", eps=0.1)["fgsm"].correct
+        == first["fgsm"].correct
+    )
 
 
 def test_prints_a_table_and_dumps_json(model, batch) -> None:
@@ -95,7 +115,9 @@ def test_prints_a_table_and_dumps_json(model, batch) -> None:
     assert len(document["outcomes"][1]["correct"]) == 64
 
 
-@pytest.mark.parametrize("size", [0.0, 3.14159, -999.99, 53149.59, -13380.62, 1e9, -1e9, -1e100, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "size", [0.0, 3.14159, -999.99, 53149.59, -13380.62, 1e9, -1e9, -1e100, torch.inf, -torch.inf]
+)
 def test_columns_stay_apart_whatever_the_size(size: float) -> None:
     margins, one = torch.tensor([size, size], dtype=torch.float64), torch.ones(2).long()
     outcome = Outcome.of("clean", torch.ones(2), margins, one, 0.0)
@@ -142,7 +164,11 @@ def test_curve_of_many_chunks(model, digits, monkeypatch) -> None:
 
     assert (
         robustness_curve(
-            watched, ((x[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)), None, [0.1, 0.2], attack="fgsm"
+            watched,
+            ((x[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)),
+            None,
+            [0.1, 0.2],
+            attack="fgsm",
         )
         == whole
     )
@@ -150,7 +176,9 @@ def test_curve_of_many_chunks(model, digits, monkeypatch) -> None:
 
     def breaks(images: Tensor) -> Tensor:
         near = (images - x[77]).abs().flatten(1).amax(dim=1) < 0.15
-        return torch.where((near & ~(images == x[77]).flatten(1).all(dim=1))[:, None], torch.nan, model(images))
+        return torch.where(
+            (near & ~(images == x[77]).flatten(1).all(dim=1))[:, None], torch.nan, model(images)
+        )
 
     with pytest.raises(InputError, match="image 77 under fgsm are NaN"):
         robustness_curve(breaks, x, y, [0.1], attack="fgsm")
@@ -160,12 +188,19 @@ def test_a_curve_of_evaluations_does_not_rise() -> None:
     def at(eps: float, *correct: float) -> dict:
         return {
             "eps": eps,
-            "outcomes": [{"attack": "clean", "correct": [1, 1, 1, 1]}, {"attack": "fgsm", "correct": list(correct)}],
+            "outcomes": [
+                {"attack": "clean", "correct": [1, 1, 1, 1]},
+                {"attack": "fgsm", "correct": list(correct)},
+            ],
         }
 
     rows = curve([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)])
     assert [row["attacks"]["fgsm"]["accuracy"] for row in rows] == [0.75, 0.5, 0.5]
-    assert [line.split()[-4] for line in curve_table(rows).splitlines()[1:]] == ["75.00", "50.00", "50.00"]
+    assert [line.split()[-4] for line in curve_table(rows).splitlines()[1:]] == [
+        "75.00",
+        "50.00",
+        "50.00",
+    ]
     unfinished = at(0.4, 0, 0, 0, 0)
     del unfinished["outcomes"][1]
     assert curve_table(curve([at(0.1, 1, 1, 0, 1), unfinished])).splitlines()[2].split()[-1] == "–"
@@ -204,8 +239,14 @@ def test_nan_logits_are_named(batch) -> None:
     ("change", "message"),
     [
         (lambda x, y: (x * 255, y), r"must lie in \[0, 1\], these span \[0, 255\]: rescale them"),
-        (lambda x, y: (x * (1 + 1e-6), y), r"must lie in \[0, 1\], these go beyond it by 9\.5e-07: clamp them"),
-        (lambda x, y: (x.double() - 1e-12, y), r"must lie in \[0, 1\], these go beyond it by 1e-12: clamp them"),
+        (
+            lambda x, y: (x * (1 + 1e-6), y),
+            r"must lie in \[0, 1\], these go beyond it by 9\.5e-07: clamp them",
+        ),
+        (
+            lambda x, y: (x.double() - 1e-12, y),
+            r"must lie in \[0, 1\], these go beyond it by 1e-12: clamp them",
+        ),
         (lambda x, y: (x.where(x < 0.5, torch.nan), y), "these contain NaN: replace them"),
         (lambda x, y: (x, y + 3), "labels must lie in 0..9"),
         (lambda x, y: (x, y.float()), "got torch.float32: convert"),
@@ -261,20 +302,31 @@ def test_autoattack_reports_its_stages_and_the_worst_case(model, digits, small_a
     assert json.loads(result.to_json())["outcomes"][1]["stages"][0]["attack"] == "apgd-ce"
 
 
-def test_takes_loaders_splits_and_one_hot_labels(model, digits, small_autoattack, monkeypatch) -> None:
+def test_takes_loaders_splits_and_one_hot_labels(
+    model, digits, small_autoattack, monkeypatch
+) -> None:
     split = digits.test[:50]
     x, y = split.images(), split.y
     expected = mrboost.evaluate(model, x, y, [small_autoattack, "pgd-3"], eps=0.15)
     monkeypatch.setattr(inputs, "CHUNK", 20 * 64)  # three chunks
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     one_hot = torch.nn.functional.one_hot(y, 10)
-    for given in ((x, y), (split, None), (loader, None), (x, one_hot), (x.numpy(), one_hot.float().numpy())):
+    for given in (
+        (x, y),
+        (split, None),
+        (loader, None),
+        (x, one_hot),
+        (x.numpy(), one_hot.float().numpy()),
+    ):
         result = mrboost.evaluate(model, *given, [small_autoattack, "pgd-3"], eps=0.15)
         assert result.n == 50
         for name in ("clean", "autoattack-small", "pgd-3"):
             assert result[name].correct == expected[name].correct
     assert max(len(images) for images, _ in inputs.chunks(split, None)) == 20
-    for bad, message in (((x, one_hot * 2), "labels must have shape"), ((iter([]), None), "data are empty")):
+    for bad, message in (
+        ((x, one_hot * 2), "labels must have shape"),
+        ((iter([]), None), "data are empty"),
+    ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *bad, "fgsm")
     with pytest.raises(InputError, match=r"must give pairs \(images, labels\), it gave Tensor"):
@@ -291,7 +343,9 @@ def test_eps_of_zero_is_clean_accuracy(model, batch) -> None:
 
 def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> None:
     x, y = digits.test.images()[:100], digits.test.y[:100]
-    first, second = (mrboost.evaluate(m, x, y, "pgd-10", eps=0.15)["pgd-10"] for m in (model, undefended))
+    first, second = (
+        mrboost.evaluate(m, x, y, "pgd-10", eps=0.15)["pgd-10"] for m in (model, undefended)
+    )
     found = mrboost.compare(first, second)
     assert found.only_first - found.only_second == round(100 * (first.accuracy - second.accuracy))
     assert found.p_value < 1e-6
@@ -301,25 +355,35 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
     with pytest.raises(InputError, match="the labels of these differ"):
         mrboost.compare(first, mrboost.evaluate(model, x.flip(0), y.flip(0), "fgsm")["fgsm"])
     with pytest.raises(InputError, match=r"same ball only, these are of Linf 8/255 and Linf 0\.1"):
-        mrboost.compare(*(mrboost.evaluate(model, x, y, "fgsm", eps=eps)["fgsm"] for eps in (8 / 255, 0.1)))
+        mrboost.compare(
+            *(mrboost.evaluate(model, x, y, "fgsm", eps=eps)["fgsm"] for eps in (8 / 255, 0.1))
+        )
 
 
 def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
     result = mrboost.evaluate(model, *batch, {"autoattack": small_autoattack})
-    card = robustbench_summary(result, name="mine", dataset="digits", architecture="cnn-digits", link="here")
+    card = robustbench_summary(
+        result, name="mine", dataset="digits", architecture="cnn-digits", link="here"
+    )
     assert card["clean_acc"] == f"{100 * result['clean'].accuracy:.2f}"
     assert card["autoattack_acc"] == f"{100 * result['autoattack'].accuracy:.2f}"
-    assert card["autoattack_interval"] == [f"{100 * end:.2f}" for end in result["autoattack"].interval]
+    assert card["autoattack_interval"] == [
+        f"{100 * end:.2f}" for end in result["autoattack"].interval
+    ]
     assert (card["threat_model"], card["eps"], card["link"]) == ("Linf", "0.15", "here")
     json.dumps(card)
     with pytest.raises(InputError, match="that of AutoAttack, and 'clean' is another attack"):
-        robustbench_summary(result, name="mine", dataset="digits", architecture="cnn-digits", attack="clean")
+        robustbench_summary(
+            result, name="mine", dataset="digits", architecture="cnn-digits", attack="clean"
+        )
     some = mrboost.evaluate(model, *batch, {"autoattack": replace(small_autoattack, stages=1)})
     with pytest.raises(InputError, match="that of AutoAttack"):
         robustbench_summary(some, name="mine", dataset="digits", architecture="cnn-digits")
 
 
-@pytest.mark.parametrize("eps", [torch.full((1, 8, 8), 0.1), np.full(3, 0.1), (0.1, 0.2), "0.1 or so", None])
+@pytest.mark.parametrize(
+    "eps", [torch.full((1, 8, 8), 0.1), np.full(3, 0.1), (0.1, 0.2), "0.1 or so", None]
+)
 def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
     def attack(_: object, x: Tensor, y: Tensor) -> Tensor:
         return x / 2
@@ -328,7 +392,9 @@ def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
     result = mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
     assert result["mine"].eps is result.eps is None
     attack.eps = 0
-    with pytest.raises(InputError, match=r"mine: function moved image 0 out of its Linf ball of 0: the attack"):
+    with pytest.raises(
+        InputError, match=r"mine: function moved image 0 out of its Linf ball of 0: the attack"
+    ):
         mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
     with pytest.raises(InputError, match="label is a text, got 1"):
         mrboost.evaluate(model, *batch, {1: attack})
@@ -338,7 +404,9 @@ def test_the_worst_case_is_in_the_json(model, batch) -> None:
     result = mrboost.evaluate(model, *batch, ["fgsm", "pgd-5"], eps=0.15, check=False)
     worst = json.loads(result.to_json())["worst"]
     assert (worst["accuracy"], tuple(worst["interval"])) == result.worst
-    assert worst["correct"] == [min(points) for points in zip(*(o.correct for o in result.outcomes), strict=True)]
+    assert worst["correct"] == [
+        min(points) for points in zip(*(o.correct for o in result.outcomes), strict=True)
+    ]
 
 
 def test_a_mapped_file_is_read_chunk_by_chunk(model, batch, tmp_path, monkeypatch) -> None:
@@ -352,17 +420,23 @@ def test_a_mapped_file_is_read_chunk_by_chunk(model, batch, tmp_path, monkeypatc
         read.clear()
         result = mrboost.evaluate(model, mapped, labels, "fgsm", eps=0.1, check=False)
         assert read == [20, 20, 20, 4]
-        assert result["fgsm"].correct == mrboost.evaluate(model, x, y, "fgsm", eps=0.1, check=False)["fgsm"].correct
+        assert (
+            result["fgsm"].correct
+            == mrboost.evaluate(model, x, y, "fgsm", eps=0.1, check=False)["fgsm"].correct
+        )
 
 
 def test_doubts_are_part_of_the_result(undefended, digits) -> None:
-    """A defence that rounds its input has no gradients; the square attack still breaks it, and the table says so."""
+    """A defence that rounds its input has no gradients; the square attack still breaks it,
+    and the table says so."""
 
     def masked(images: Tensor) -> Tensor:
         return undefended((images * 15).round() / 15 + 0 * images)
 
     x, y = digits.test.images()[:40], digits.test.y[:40]
-    result = mrboost.evaluate(masked, x, y, {"pgd-5": PGD(0.2, steps=5), "square": Square(0.2, steps=200)})
+    result = mrboost.evaluate(
+        masked, x, y, {"pgd-5": PGD(0.2, steps=5), "square": Square(0.2, steps=200)}
+    )
     assert {doubt.check for doubt in result.doubts} >= {"zero-gradient", "black-box"}
     assert "doubt (black-box): square breaks" in str(result)
     assert mrboost.evaluate(masked, x, y, "pgd-5", eps=0.2, check=False).doubts == ()
@@ -386,7 +460,10 @@ def test_infinite_margins_are_null_in_json(batch) -> None:
         return torch.where(torch.arange(10) == 0, torch.inf, images.flatten(1)[:, :10])
 
     result = mrboost.evaluate(sure, *batch, [], check=False)
-    assert json.loads(result.to_json(), parse_constant=pytest.fail)["outcomes"][0]["min_margin"] is None
+    assert (
+        json.loads(result.to_json(), parse_constant=pytest.fail)["outcomes"][0]["min_margin"]
+        is None
+    )
 
 
 @pytest.mark.parametrize("targets", [None, [1, 2], "all"])
@@ -397,7 +474,9 @@ def test_an_attack_of_ones_own_may_have_any_attribute(targets: object, model, ba
         def __init__(self) -> None:
             self.targets = targets
 
-        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+        def __call__(
+            self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None
+        ) -> Tensor:
             return x
 
     assert mrboost.evaluate(model, *batch, {"own": Own()})["own"].accuracy > 0.9
@@ -409,4 +488,6 @@ def test_an_attack_that_looks_into_the_model_gets_the_model(model, batch) -> Non
             assert len(model.members) == 1
             return super().__call__(model, *rest, **how)
 
-    assert mrboost.evaluate(model, *batch, {"inside": Inside(0.1, steps=2)}, check=False).n == len(batch[0])
+    assert mrboost.evaluate(model, *batch, {"inside": Inside(0.1, steps=2)}, check=False).n == len(
+        batch[0]
+    )

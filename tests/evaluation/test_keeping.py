@@ -1,4 +1,5 @@
-"""What an evaluation keeps: adversarial examples, finished parts to go on from, the attacks before one that fails."""
+"""What an evaluation keeps: adversarial examples, finished parts to go on from, the attacks
+before one that fails."""
 
 from __future__ import annotations
 
@@ -22,10 +23,18 @@ from mrboost.files import read_tensors
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
-def test_adversarial_examples_can_be_kept(model, batch, small_autoattack, tmp_path, suffix: str) -> None:
+def test_adversarial_examples_can_be_kept(
+    model, batch, small_autoattack, tmp_path, suffix: str
+) -> None:
     path = tmp_path / f"examples.{suffix}"
-    result = mrboost.evaluate(model, *batch, {"aa": small_autoattack, "pgd": PGD(0.15, steps=5)}, examples=path)
-    kept = dict(np.load(path)) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
+    result = mrboost.evaluate(
+        model, *batch, {"aa": small_autoattack, "pgd": PGD(0.15, steps=5)}, examples=path
+    )
+    kept = (
+        dict(np.load(path))
+        if suffix == "npz"
+        else {k: v.numpy() for k, v in load_file(path).items()}
+    )
     assert sorted(kept) == ["aa", "clean", "pgd", "y"]
     assert np.array_equal(kept["clean"], batch[0].numpy())
     if suffix == "safetensors":
@@ -65,16 +74,23 @@ mrboost.evaluate(
     lambda x: x.flatten(1)[:, :10], batches(), None, {"darker": lambda _, x, y: x / 2}, check=False,
     examples=sys.argv[1],
 )
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc/self/smaps_rollup")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(),
+    reason="memory is read from /proc/self/smaps_rollup",
+)
 @pytest.mark.parametrize("suffix", ["safetensors", "npz"])
 def test_examples_are_gathered_on_the_disk(tmp_path, suffix: str) -> None:
-    """128 MiB of images, clean and attacked, while the memory of the process does not grow by a quarter of that."""
+    """128 MiB of images, clean and attacked, while the memory of the process does not grow
+    by a quarter of that."""
     path = tmp_path / f"x.{suffix}"
-    whole = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed goes back to the system
-    done = subprocess.run([sys.executable, "-c", GATHERING, path], capture_output=True, text=True, env=whole)
+    # What is freed goes back to the system
+    whole = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+    done = subprocess.run(
+        [sys.executable, "-c", GATHERING, path], capture_output=True, text=True, env=whole
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 32 * 1024
     kept = np.load(path) if suffix == "npz" else {k: v.numpy() for k, v in load_file(path).items()}
@@ -98,7 +114,8 @@ def test_examples_wait_in_memory_where_the_disk_is_full(tmp_path, monkeypatch) -
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     noise: float, lanes: int | None, model, digits, small_autoattack, tmp_path, monkeypatch
 ) -> None:
-    """Stopped at every possible look at the lanes, and between chunks and attacks; also of a model that draws."""
+    """Stopped at every possible look at the lanes, and between chunks and attacks; also
+    of a model that draws."""
     split = digits.test[:45]
     monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
     monkeypatch.setattr(chunk, "SAVE_EVERY", 0.0)
@@ -122,7 +139,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     while attempts < 200:
         attempts += 1
         try:
-            result = mrboost.evaluate(wrapped, split, None, attacks, **how, keep=tmp_path / "parts", resume=True)
+            result = mrboost.evaluate(
+                wrapped, split, None, attacks, **how, keep=tmp_path / "parts", resume=True
+            )
         except KeyboardInterrupt:
             continue
         break
@@ -137,11 +156,21 @@ def test_parts_of_another_evaluation_do_not_count(model, undefended, batch, tmp_
     mrboost.evaluate(model, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", check=False)
     expected = mrboost.evaluate(undefended, *batch, {"a": PGD(0.15, steps=3)}, check=False)
     result = mrboost.evaluate(
-        undefended, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+        undefended,
+        *batch,
+        {"a": PGD(0.15, steps=3)},
+        keep=tmp_path / "parts",
+        resume=True,
+        check=False,
     )
     assert result["a"].correct == expected["a"].correct
     weaker = mrboost.evaluate(
-        undefended, *batch, {"a": PGD(0.01, steps=3)}, keep=tmp_path / "parts", resume=True, check=False
+        undefended,
+        *batch,
+        {"a": PGD(0.01, steps=3)},
+        keep=tmp_path / "parts",
+        resume=True,
+        check=False,
     )
     assert weaker["a"].accuracy > result["a"].accuracy
 
@@ -166,7 +195,11 @@ def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_pa
             return (x + self.by).clamp(0, 1)
 
     for network in (lambda z: model(z), lambda z: undefended(z)):
-        for attack in (Shift(0.1), Shift(0.9), PGD(0.1, steps=2, loss=lambda *a, **k: mrboost.losses.margin(*a, **k))):
+        for attack in (
+            Shift(0.1),
+            Shift(0.9),
+            PGD(0.1, steps=2, loss=lambda *a, **k: mrboost.losses.margin(*a, **k)),
+        ):
             expected = mrboost.evaluate(network, x, y, {"a": attack}, check=False)
             found = mrboost.evaluate(network, x, y, {"a": attack}, **kept)
             assert found["a"].correct == expected["a"].correct
@@ -209,11 +242,15 @@ def test_attacks_before_one_that_fails_are_not_lost(model, digits, monkeypatch, 
     del attacks["fails"]
     assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd", "fgsm"]
     expected = mrboost.evaluate(model, x, y, attacks, check=False)
-    assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
+    assert [outcome.correct for outcome in found.outcomes] == [
+        outcome.correct for outcome in expected.outcomes
+    ]
 
 
 @pytest.mark.parametrize("part", [0, 2])
-def test_the_finished_stages_of_autoattack_are_not_lost(model, digits, small_autoattack, monkeypatch, tmp_path, part):
+def test_the_finished_stages_of_autoattack_are_not_lost(
+    model, digits, small_autoattack, monkeypatch, tmp_path, part
+):
     """Logits around one image turn to NaN once square has begun with it."""
     x, y = digits.test.images()[:45], digits.test.y[:45]
     monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
@@ -235,15 +272,24 @@ def test_the_finished_stages_of_autoattack_are_not_lost(model, digits, small_aut
 
     examples = tmp_path / "adv.safetensors"
     with pytest.raises(InputError, match=f"for image {victim} under square are NaN") as caught:
-        mrboost.evaluate(network, x, y, ["fgsm", small_autoattack], eps=0.15, check=False, examples=examples)
+        mrboost.evaluate(
+            network, x, y, ["fgsm", small_autoattack], eps=0.15, check=False, examples=examples
+        )
     found = caught.value.evaluation
-    assert [outcome.attack for outcome in found.outcomes] == ["clean", "fgsm", "autoattack-small up to fab-t"]
+    assert [outcome.attack for outcome in found.outcomes] == [
+        "clean",
+        "fgsm",
+        "autoattack-small up to fab-t",
+    ]
     outcome = found.outcomes[-1]
-    assert [stage.accuracy for stage in outcome.stages] == [stage.accuracy for stage in whole.stages[:2]]
+    assert [stage.accuracy for stage in outcome.stages] == [
+        stage.accuracy for stage in whole.stages[:2]
+    ]
     assert outcome.broken_by == tuple(-1 if number == 3 else number for number in whole.broken_by)
     assert outcome.correct == tuple(number in (-1, 3) for number in whole.broken_by)
     assert outcome.accuracy == whole.stages[1].accuracy
-    assert found.to_dict()["outcomes"][-1]["margin"] is None  # points that stand have seen something of square
+    # Points that stand have seen something of square
+    assert found.to_dict()["outcomes"][-1]["margin"] is None
     assert found.failed == ("autoattack-small",)
     assert found.to_dict()["worst"] is None
     assert "worst case" not in str(found)
@@ -255,7 +301,9 @@ def test_the_finished_stages_of_autoattack_are_not_lost(model, digits, small_aut
     assert all(len(tensor) == 45 for tensor in saved.values())
 
 
-def test_stages_that_somebody_asked_for_are_not_taken_for_those_that_were_finished(model, batch, monkeypatch) -> None:
+def test_stages_that_somebody_asked_for_are_not_taken_for_those_that_were_finished(
+    model, batch, monkeypatch
+) -> None:
     poisoned = False
 
     class Poison(FAB):

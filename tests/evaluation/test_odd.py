@@ -1,4 +1,5 @@
-"""Images, attacks and faults of models that are out of the ordinary: right figures, or one line that says why not."""
+"""Images, attacks and faults of models that are out of the ordinary: right figures, or one
+line that says why not."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class NanAway(nn.Module):
 def test_every_search_says_that_logits_are_nan_off_the_images(model, batch, search) -> None:
     x, y = batch[0][:6], model(batch[0][:6]).argmax(dim=1)
     with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
-        mrboost.evaluate(NanAway(model, x), x, y, replace(search, eps=0.3 if search.norm == "Linf" else 2.0))
+        mrboost.evaluate(
+            NanAway(model, x), x, y, replace(search, eps=0.3 if search.norm == "Linf" else 2.0)
+        )
 
 
 def test_nan_logits_are_named_for_the_first_class_too(model, batch, search) -> None:
@@ -53,7 +56,10 @@ def test_nan_logits_are_named_for_the_first_class_too(model, batch, search) -> N
 
     with pytest.raises(InputError, match=r"for image \d under .* are NaN"):
         mrboost.evaluate(
-            broken, x, torch.zeros(len(x)).long(), replace(search, eps=0.5 if search.norm == "Linf" else 4.0)
+            broken,
+            x,
+            torch.zeros(len(x)).long(),
+            replace(search, eps=0.5 if search.norm == "Linf" else 4.0),
         )
 
 
@@ -61,7 +67,9 @@ def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch)
     x, y = batch[0][:20], model(batch[0][:20]).argmax(dim=1)
 
     def broken(images: Tensor) -> Tensor:
-        return model(images).masked_fill((images == x[13]).flatten(1).all(dim=1)[:, None], torch.nan)
+        return model(images).masked_fill(
+            (images == x[13]).flatten(1).all(dim=1)[:, None], torch.nan
+        )
 
     with pytest.raises(InputError, match="for image 13 under Transfer are NaN"):
         mrboost.evaluate(model, x, y, {"t": Transfer(Square(0.1, steps=5), broken)}, batch_size=8)
@@ -70,12 +78,15 @@ def test_a_transferred_search_names_the_image_by_its_number_in_all(model, batch)
 @pytest.mark.parametrize("attack", [PGD(0.1, steps=2), APGD(0.1, steps=2)])
 def test_a_source_of_examples_that_does_not_take_the_images(attack, model, batch) -> None:
     source = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-    with pytest.raises(InputError, match=r"made on: the model does not take images of shape \(N, 1, 8, 8\)"):
+    with pytest.raises(
+        InputError, match=r"made on: the model does not take images of shape \(N, 1, 8, 8\)"
+    ):
         mrboost.evaluate(model, *batch, {"t": Transfer(attack, source)}, check=False)
 
 
 def test_restarts_on_a_mixture_keep_what_fools_it_most_often() -> None:
-    """One member is fooled along one axis, the other along another; what fools both is worth twice."""
+    """One member is fooled along one axis, the other along another; what fools
+    both is worth twice."""
     probabilities = iter([torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.5])])
 
     class Two(Mixture):
@@ -86,7 +97,9 @@ def test_restarts_on_a_mixture_keep_what_fools_it_most_often() -> None:
     x, y = torch.rand(1, 1, 2, 2), torch.tensor([0])
     attack = PGD(0.1, steps=1, restarts=3)
     starts = [
-        attack._ascent(Two(members), x, y, source) for source in [mrboost.seeds.ImageStreams(0, x)] for _ in "123"
+        attack._ascent(Two(members), x, y, source)
+        for source in [mrboost.seeds.ImageStreams(0, x)]
+        for _ in "123"
     ]
     assert len({tuple(start.flatten().tolist()) for start in starts}) == 3
     assert torch.equal(attack(Two(members), x, y), starts[1])
@@ -145,7 +158,11 @@ def test_what_an_attack_cannot_do_is_said_before_another_runs(model, batch) -> N
     for net, labels in ((two, batch[1] % 2), (Mixture([model]), batch[1])):
         with pytest.raises(InputError, match=r"at least 3 classes|Mixture is right or wrong"):
             mrboost.evaluate(
-                net, batch[0], labels, {"slow": Cheat(first), "aa": AutoAttack(0.1, version="plus")}, check=False
+                net,
+                batch[0],
+                labels,
+                {"slow": Cheat(first), "aa": AutoAttack(0.1, version="plus")},
+                check=False,
             )
     assert not ran
 
@@ -153,7 +170,9 @@ def test_what_an_attack_cannot_do_is_said_before_another_runs(model, batch) -> N
 def test_nothing_of_the_caller_is_disturbed(model, batch) -> None:
     x, y = batch[0][:8], batch[1][:8]
     state = torch.get_rng_state()
-    noisy = mrboost.evaluate(lambda images: model(images) + 1e-6 * torch.randn(len(images), 10), x, y, "pgd-2")
+    noisy = mrboost.evaluate(
+        lambda images: model(images) + 1e-6 * torch.randn(len(images), 10), x, y, "pgd-2"
+    )
     assert torch.equal(torch.get_rng_state(), state)
     with torch.inference_mode():
         inside = mrboost.evaluate(model, x.clone(), y, ["pgd-2", Square(0.1, steps=5)], check=False)
@@ -179,7 +198,14 @@ def test_images_in_other_forms(model, batch, tmp_path) -> None:
         assert mrboost.evaluate(model, *given, "pgd-2", check=False)["pgd-2"].correct == wanted
     for suffix in ("npz", "safetensors"):
         path = tmp_path / f"kept.{suffix}"
-        mrboost.evaluate(model, x.clone().requires_grad_(True), y, {"file": PGD(0.1, steps=2)}, examples=path, eps=0)
+        mrboost.evaluate(
+            model,
+            x.clone().requires_grad_(True),
+            y,
+            {"file": PGD(0.1, steps=2)},
+            examples=path,
+            eps=0,
+        )
         assert path.exists()
     assert np.load(tmp_path / "kept.npz")["file"].shape == x.shape
 
@@ -190,12 +216,14 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
     for message, call in {
         r"shapes \(1, 8, 8\) and \(\)": lambda: mrboost.evaluate(model, x[0], y[0]),
         "eps must be a plain number, got '8/255'": lambda: PGD("8/255"),  # type: ignore[arg-type]
-        r"plain number, got Fraction\(1, 10\): .*float\(eps\)": lambda: PGD(Fraction(1, 10)),  # type: ignore[arg-type]
+        r"plain number, got Fraction\(1, " r"10\): " r".*float\(eps\)": lambda: PGD(
+            Fraction(1, 10)
+        ),  # type: ignore[arg-type]
         "a number, got '8/255': write 8 / 255": lambda: mrboost.evaluate(model, x, y, eps="8/255"),  # type: ignore[arg-type]
         "a number, got None": lambda: mrboost.evaluate(model, x, y, eps=None),  # type: ignore[arg-type]
         "a number, got True": lambda: mrboost.evaluate(model, x, y, eps=True),
         "a number, got tensor": lambda: mrboost.evaluate(model, x, y, eps=torch.ones(2)),  # type: ignore[arg-type]
-        r"an attack is made first: PGD\(eps, ": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
+        r"an attack is made first: " r"PGD\(eps, ": lambda: mrboost.evaluate(model, x, y, PGD),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
         r"of torch.float32: convert them to its own type, x.to\(torch.float16\)": lambda: FGSM(0.1)(
@@ -206,26 +234,42 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),
         "compares two batches of logits": lambda: APGD(0.1, loss=kl_divergence),
         "images must be a batch": lambda: mrboost.evaluate(model, np.array(0.5), y),
-        r"images must be a batch \(N, …\) with N labels": lambda: mrboost.evaluate(model, x.numpy(), np.array(1)),
+        r"images must be a batch \(N, …\) with N labels": lambda: mrboost.evaluate(
+            model, x.numpy(), np.array(1)
+        ),
         "labels cannot be read as an array": lambda: mrboost.evaluate(model, x.numpy(), {1, 2}),
         r"an nn.Module or a function, got <class": lambda: mrboost.evaluate(nn.Linear, x, y),
-        "does not take images of torch.float64": lambda: mrboost.evaluate(lambda images: model(images), x.double(), y),
+        "does not take images of torch.float64": lambda: mrboost.evaluate(
+            lambda images: model(images), x.double(), y
+        ),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
         "it gave list of 3: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
         "Split has labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
-        "DataLoader gives labels of its own": lambda: mrboost.evaluate(model, DataLoader(TensorDataset(x, y)), y),
+        "DataLoader gives labels of its own": lambda: mrboost.evaluate(
+            model, DataLoader(TensorDataset(x, y)), y
+        ),
         "x must be images, .* got None$": lambda: mrboost.evaluate(model, None, y),  # type: ignore[arg-type]
         "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
         "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
         "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
-        r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(model, [(x, y), (x[:, :, :4], y)]),
-        "labels cannot be read as an array of numbers": lambda: mrboost.evaluate(model, x, ["cat"] * 64),  # type: ignore[arg-type]
+        r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(
+            model, [(x, y), (x[:, :, :4], y)]
+        ),
+        "labels cannot be read as an array of numbers": lambda: mrboost.evaluate(
+            model, x, ["cat"] * 64
+        ),  # type: ignore[arg-type]
         "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y),  # type: ignore[arg-type]
-        "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(lambda z: SimpleNamespace(logits=model(z)), x, y),
-        "floating point, the model returned torch.int64": lambda: mrboost.evaluate(lambda z: model(z).long(), x, y),
+        "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(
+            lambda z: SimpleNamespace(logits=model(z)), x, y
+        ),
+        "floating point, the model returned torch.int64": lambda: mrboost.evaluate(
+            lambda z: model(z).long(), x, y
+        ),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
-        "takes an attack's name, .* got PGD": lambda: robustness_curve(model, x, y, [0.1], attack=PGD(0.1)),  # type: ignore[arg-type]
+        "takes an attack's name, .* got PGD": lambda: robustness_curve(
+            model, x, y, [0.1], attack=PGD(0.1)
+        ),  # type: ignore[arg-type]
         r"a number, got '0\.1'": lambda: robustness_curve(model, x, y, "0.1"),  # type: ignore[arg-type]
         "labels must lie in 0..9": lambda: robustness_curve(model, x, y + 9, [0.1]),
     }.items():
@@ -235,7 +279,9 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (8, 8), (64,), (1, 9, 9)], ids=str)
-def test_images_that_do_not_fit_the_network_are_named_by_their_shape(shape: tuple[int, ...]) -> None:
+def test_images_that_do_not_fit_the_network_are_named_by_their_shape(
+    shape: tuple[int, ...],
+) -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
     x, y = torch.rand(6, *shape), torch.arange(6)
     for call in (
@@ -291,7 +337,9 @@ def test_a_model_that_took_the_first_image_fails_by_its_own_fault(calls: int, mo
 
 
 @pytest.mark.parametrize(
-    "number", [Fraction, np.float32, np.float64, np.array, torch.tensor], ids=lambda number: number.__name__
+    "number",
+    [Fraction, np.float32, np.float64, np.array, torch.tensor],
+    ids=lambda number: number.__name__,
 )
 def test_any_number_is_a_radius(number, model, batch) -> None:
     x, y = batch[0][:8], batch[1][:8]
@@ -316,19 +364,28 @@ def test_there_is_no_worst_case_over_different_balls(model, batch, small_autoatt
     result = mrboost.evaluate(model, *batch, attacks, check=False)
     with pytest.raises(InputError, match="no worst case over different balls"):
         _ = result.worst
-    assert robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"] is None
+    assert (
+        robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"]
+        is None
+    )
     with pytest.raises(InputError, match="there is no 'autoattack-plus': evaluate that too"):
-        robustbench_summary(result, name="n", dataset="d", architecture="a", attack="autoattack-plus")
+        robustbench_summary(
+            result, name="n", dataset="d", architecture="a", attack="autoattack-plus"
+        )
     two = {name: lambda model, x, y: x for name in ("mine", "yours")}
     with pytest.raises(InputError, match=r"that do not say theirs \(eps and norm\)"):
         _ = mrboost.evaluate(model, *batch, two, check=False).worst
 
 
-def test_images_without_channels_are_refused_by_a_convolution_and_taken_by_others(model, batch) -> None:
+def test_images_without_channels_are_refused_by_a_convolution_and_taken_by_others(
+    model, batch
+) -> None:
     """Torch would take a single one for an image without a batch."""
     x, y = batch[0][:12, 0], batch[1][:12]
     for attack in ("fgsm", "apgd-ce"):
-        with pytest.raises(InputError, match=r"the model does not take images of shape \(N, 8, 8\)"):
+        with pytest.raises(
+            InputError, match=r"the model does not take images of shape \(N, 8, 8\)"
+        ):
             mrboost.evaluate(model, x, y, attack)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     assert mrboost.evaluate(flat, x, y, ["fgsm", "apgd-ce"], check=False).n == 12

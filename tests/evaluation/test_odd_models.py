@@ -1,4 +1,5 @@
-"""Models that are out of the ordinary, scripted, compiled, of low precision or working in place: right figures."""
+"""Models that are out of the ordinary, scripted, compiled, of low precision or working in
+place: right figures."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def test_an_attack_on_probabilities_says_that_it_is_weak(attack, undefended, bat
     x, y = batch[0][:4], batch[1][:4]
     with pytest.warns(UserWarning, match="the model returns probabilities"):
         attack(lambda images: undefended(images).softmax(dim=1), x, y)
-    attack(lambda images: undefended(images).log_softmax(dim=1), x, y)  # any warning is an error here
+    # Any warning is an error here
+    attack(lambda images: undefended(images).log_softmax(dim=1), x, y)
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential, lambda net: lambda x: net(x)])
@@ -32,7 +34,9 @@ def test_frozen_scripts_are_attacked(wrap, undefended, batch) -> None:
     frozen = torch.jit.freeze(torch.jit.trace(undefended.eval(), batch[0]))
     found = mrboost.evaluate(wrap(frozen), *batch, ["pgd-3", "apgd-ce"], eps=0.1)
     expected = mrboost.evaluate(undefended, *batch, ["pgd-3", "apgd-ce"], eps=0.1)
-    assert [outcome.correct for outcome in found.outcomes] == [outcome.correct for outcome in expected.outcomes]
+    assert [outcome.correct for outcome in found.outcomes] == [
+        outcome.correct for outcome in expected.outcomes
+    ]
 
 
 @pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
@@ -43,12 +47,18 @@ def test_compiled_models_are_attacked_like_others(batch) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     x, y = batch[0][:12], network(batch[0][:12]).argmax(dim=1)
     compiled = torch.compile(network, dynamic=True)
-    attacks = {"pgd": PGD(0.1, steps=3), "fab": FAB(0.1, steps=3), "apgd-t": APGD(0.1, steps=3, targets=2)}
+    attacks = {
+        "pgd": PGD(0.1, steps=3),
+        "fab": FAB(0.1, steps=3),
+        "apgd-t": APGD(0.1, steps=3, targets=2),
+    }
     found, wanted = (mrboost.evaluate(one, x, y, attacks) for one in (compiled, network))
     assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
     assert found["fab"].accuracy < 1
     arc = ARC(0.1, steps=2)
-    assert arc(Mixture([compiled, network]), x, y) == pytest.approx(arc(Mixture([network, network]), x, y), abs=1e-5)
+    assert arc(Mixture([compiled, network]), x, y) == pytest.approx(
+        arc(Mixture([network, network]), x, y), abs=1e-5
+    )
 
 
 class InPlace(nn.Module):
@@ -81,14 +91,20 @@ def test_members_that_work_in_place_do_not_spoil_each_others_images(together, mo
     mixed = together is mrboost.Mixture
     attacks: list[str | Attack] = ["pgd-2", ARC(0.1, steps=2) if mixed else Square(0.1, steps=100)]
     plain, in_place = (together([one, one]) for one in (model, InPlace(model)))
-    wanted, found = (mrboost.evaluate(net, x, y, attacks, eps=0.1, check=False) for net in (plain, in_place))
+    wanted, found = (
+        mrboost.evaluate(net, x, y, attacks, eps=0.1, check=False) for net in (plain, in_place)
+    )
     assert [o.correct for o in found.outcomes] == [o.correct for o in wanted.outcomes]
     assert torch.equal(x, batch[0][:12])
 
 
-def test_a_model_that_works_in_place_is_not_trained(monkeypatch: pytest.MonkeyPatch, digits) -> None:
+def test_a_model_that_works_in_place_is_not_trained(
+    monkeypatch: pytest.MonkeyPatch, digits
+) -> None:
     """The batches are those of the attack and of other members too."""
-    monkeypatch.setattr(mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY))
+    monkeypatch.setattr(
+        mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY)
+    )
 
     @mrboost.models.register("in-place", normalize=False)
     def net(shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -117,7 +133,8 @@ def test_double_precision_around_a_model_does_not_stop_a_search(model, batch, se
 
 
 def test_logits_of_low_precision_are_judged_as_they_are(model, batch) -> None:
-    """A lead of the last bit is a mistake, though it is a large one in float32: autocast leaves such logits."""
+    """A lead of the last bit is a mistake, though it is a large one in float32:
+    autocast leaves such logits."""
 
     def close(images: Tensor) -> Tensor:
         return torch.tensor([[1.0, 1.0078125, 0.0]], dtype=torch.bfloat16).expand(len(images), 3)
@@ -125,29 +142,43 @@ def test_logits_of_low_precision_are_judged_as_they_are(model, batch) -> None:
     points = Points.of(close, batch[0][:4], torch.ones(4, dtype=torch.int64), seed=0)
     points.y = torch.tensor([0, 1, 2, 0])
     who = torch.arange(4)
-    assert points.learn(who, points.x, judge(close, points.x, "", who), 1).tolist() == [True, False, True, True]
+    assert points.learn(who, points.x, judge(close, points.x, "", who), 1).tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
     def mixed(images: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return model(images)
 
     attack = FAB(0.2, steps=20, targets=3)
-    found = [mrboost.evaluate(net, *batch, attack, check=False)["fab-t"].accuracy for net in (model, mixed)]
+    found = [
+        mrboost.evaluate(net, *batch, attack, check=False)["fab-t"].accuracy
+        for net in (model, mixed)
+    ]
     assert found[1] == pytest.approx(found[0], abs=0.1)
 
 
 def test_a_model_that_detaches_is_named_for_it(batch) -> None:
-    """Its logits have a gradient all the same: in the weights of a network that the function hides."""
+    """Its logits have a gradient all the same: in the weights of a network
+    that the function hides."""
     hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     x, y = batch[0], hidden(batch[0]).argmax(dim=1)
     for attack in (PGD(0.1, steps=2), APGD(0.1, steps=2), FAB(0.1, steps=2)):
-        with pytest.raises(InputError, match=r"no gradient in its input: it detaches or rounds .* Use square"):
+        with pytest.raises(
+            InputError, match=r"no gradient in its input: it detaches or rounds .* Use square"
+        ):
             attack(lambda images: hidden(images.detach()), x, y)
 
 
-@pytest.mark.parametrize("search", [APGD(0.15, steps=20, targets=2), APGD(0.8, "L2", steps=20, targets=2)])
+@pytest.mark.parametrize(
+    "search", [APGD(0.15, steps=20, targets=2), APGD(0.8, "L2", steps=20, targets=2)]
+)
 def test_a_lead_that_is_small_beside_the_logits_is_one_all_the_same(search, model, batch) -> None:
-    """Logits that share a large number are rounded, by 0.008 here; the mistakes count that an image alone makes."""
+    """Logits that share a large number are rounded, by 0.008 here; the mistakes count that
+    an image alone makes."""
     x, y = batch
 
     def shifted(images: Tensor) -> Tensor:
@@ -155,4 +186,6 @@ def test_a_lead_that_is_small_beside_the_logits_is_one_all_the_same(search, mode
 
     plain, moved = (run(net, x, y, [search], seed=0) for net in (model, shifted))
     assert (moved.alive != plain.alive).sum() <= 2
-    assert all(shifted(moved.adv[i : i + 1]).argmax() != y[i] for i in (~moved.alive).nonzero().flatten())
+    assert all(
+        shifted(moved.adv[i : i + 1]).argmax() != y[i] for i in (~moved.alive).nonzero().flatten()
+    )

@@ -46,7 +46,10 @@ def test_silent_on_two_classes_on_an_untrained_model_and_at_eps_0(undefended, im
     two = y < 2
     assert probe(lambda x: undefended(x)[:, :2], x[two], y[two], eps=0.1) == []
     torch.manual_seed(0)
-    assert probe(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, y) == []
+    assert (
+        probe(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), x, y)
+        == []
+    )
     assert probe(undefended, x, y, eps=0.0) == []
 
 
@@ -68,7 +71,8 @@ def test_silent_on_a_few_images(size: int, undefended, model, images) -> None:
 
 
 def steep(network: nn.Module) -> Any:
-    """Almost a black-and-white image; the gradient is not zero, but only of pixels that are nearly grey."""
+    """Almost a black-and-white image; the gradient is not zero, but only of pixels
+    that are nearly grey."""
     return lambda x: network(torch.sigmoid(1000 * (x - 0.5)))
 
 
@@ -87,24 +91,64 @@ class _FewPixels(torch.autograd.Function):
 FAULTS = {
     "rounds": (quantised, "zero-gradient", r"64 of 64 images \(6\d of them classified correctly\)"),
     "detaches": (lambda net: lambda x: net(x.detach()), "zero-gradient", "exactly zero"),
-    "steep": (steep, "large-eps", r"eps 0.5 leaves \d\d of 6\d correctly classified images standing"),
-    "slow": (lambda net: lambda x: net(_FewPixels.apply(x)), "more-steps", r"20 steps breaks \d+ of 6\d .* \d\d more"),
+    "steep": (
+        steep,
+        "large-eps",
+        r"eps 0.5 leaves \d\d of 6\d correctly classified images standing",
+    ),
+    "slow": (
+        lambda net: lambda x: net(_FewPixels.apply(x)),
+        "more-steps",
+        r"20 steps breaks \d+ of 6\d .* \d\d more",
+    ),
     "root": (lambda net: lambda x: net(x.sqrt().square()), "non-finite", "64 of 64 images"),
-    "nan": (lambda net: lambda x: net(x) / (x[:, :1, 0, 3] > 0.1), "non-finite", r"\d+ of 64 images"),
-    "noise": (lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)), "random", "Use autoattack-rand"),
-    "scaled": (lambda net: lambda x: 1e4 * net(x), "saturated", r"leads by \de\+04|leads by \d.\d+e\+04"),
-    "shifted": (lambda net: lambda x: net(x) + 1e7, "rounded", r"leads by \d+ \(median\) beside logits of 1e\+07"),
+    "nan": (
+        lambda net: lambda x: net(x) / (x[:, :1, 0, 3] > 0.1),
+        "non-finite",
+        r"\d+ of 64 images",
+    ),
+    "noise": (
+        lambda net: lambda x: net(x + 0.05 * torch.randn_like(x)),
+        "random",
+        "Use autoattack-rand",
+    ),
+    "scaled": (
+        lambda net: lambda x: 1e4 * net(x),
+        "saturated",
+        r"leads by \de\+04|leads by \d.\d+e\+04",
+    ),
+    "shifted": (
+        lambda net: lambda x: net(x) + 1e7,
+        "rounded",
+        r"leads by \d+ \(median\) beside logits of 1e\+07",
+    ),
     "small": (
         lambda net: lambda x: 1e-6 * net(x),
         "weak-loss",
         r"cross-entropy breaks \d+ of 6\d .* margin \d+ others",
     ),
-    "chooses": (lambda net: lambda x: net(x) * (1 + (torch.rand(()) < 0.3)), "random", "The same images ten times"),
+    "chooses": (
+        lambda net: lambda x: net(x) * (1 + (torch.rand(()) < 0.3)),
+        "random",
+        "The same images ten times",
+    ),
     "softmax": (lambda net: lambda x: net(x).softmax(dim=1), "probabilities", "return the logits"),
     "expects 255 x": (lambda net: lambda x: net(x / 255), "scaling", r"(9\d|100)% as 255 x"),
-    "expects 2 x - 1": (lambda net: lambda x: net((x + 1) / 2), "scaling", r"(9\d|100)% as 2 x - 1"),
-    "expects MNIST": (lambda net: lambda x: net(0.3081 * x + 0.1307), "scaling", r"(9\d|100)% as \(x.* of MNIST"),
-    "expects standardised": (lambda net: lambda x: net(0.376 * x + 0.305), "scaling", r"(9\d|100)% as \(x.* of these"),
+    "expects 2 x - 1": (
+        lambda net: lambda x: net((x + 1) / 2),
+        "scaling",
+        r"(9\d|100)% as 2 x - 1",
+    ),
+    "expects MNIST": (
+        lambda net: lambda x: net(0.3081 * x + 0.1307),
+        "scaling",
+        r"(9\d|100)% as \(x.* of MNIST",
+    ),
+    "expects standardised": (
+        lambda net: lambda x: net(0.376 * x + 0.305),
+        "scaling",
+        r"(9\d|100)% as \(x.* of these",
+    ),
 }
 
 
@@ -119,9 +163,12 @@ class _Behind(nn.Module):
 
 @pytest.mark.parametrize("kind", [Ensemble, Mixture])
 @pytest.mark.parametrize(
-    ("before", "check"), [(lambda x: (8 * x).round() / 8, "zero-gradient"), (lambda x: x.detach(), "zero-gradient")]
+    ("before", "check"),
+    [(lambda x: (8 * x).round() / 8, "zero-gradient"), (lambda x: x.detach(), "zero-gradient")],
 )
-def test_a_member_without_gradients_is_named(kind, before, check: str, undefended, model, images) -> None:
+def test_a_member_without_gradients_is_named(
+    kind, before, check: str, undefended, model, images
+) -> None:
     """Those of the other members hide that it has none."""
     doubts = probe(kind([model[0], _Behind(undefended, before)]), *images, eps=0.1)
     assert checks(doubts) == [check]
@@ -130,7 +177,8 @@ def test_a_member_without_gradients_is_named(kind, before, check: str, undefende
 
 
 class _Winners(nn.Module):
-    """Of each image only the largest tenth of the activations: which they are changes with every small move."""
+    """Of each image only the largest tenth of the activations: which they are changes
+    with every small move."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -138,22 +186,33 @@ class _Winners(nn.Module):
 
 
 def test_a_network_of_winners_is_broken_without_its_gradients(digits, images) -> None:
-    """Xiao et al. 2020, k-WTA: a defence that masks its gradients, and neither more steps nor grey images show it."""
+    """Xiao et al. 2020, k-WTA: a defence that masks its gradients, and neither more steps nor
+    grey images show it."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         network = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 1, 1), _Winners(), nn.Flatten(), nn.Linear(1024, 64), _Winners(), nn.Linear(64, 10)
+            nn.Conv2d(1, 16, 3, 1, 1),
+            _Winners(),
+            nn.Flatten(),
+            nn.Linear(1024, 64),
+            _Winners(),
+            nn.Linear(64, 10),
         )
         optimizer = torch.optim.Adam(network.parameters(), 3e-3)
         for _ in range(15):
             for part in torch.randperm(len(digits.train)).split(64):
-                loss = nn.functional.cross_entropy(network(digits.train.images()[part]), digits.train.y[part])
+                loss = nn.functional.cross_entropy(
+                    network(digits.train.images()[part]), digits.train.y[part]
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
     (doubt,) = probe(network.eval(), *images, eps=0.1)
     assert doubt.check == "squares"
-    assert re.search(r"with 300 queries, .* breaks \d+ of \d\d images that PGD with restarts leaves", doubt.message)
+    assert re.search(
+        r"with 300 queries, .* breaks \d+ of \d\d images that PGD with restarts leaves",
+        doubt.message,
+    )
 
 
 def test_logits_that_are_nan_within_the_ball_end_no_look(undefended, images, monkeypatch) -> None:
@@ -179,14 +238,18 @@ def test_tiny_logits_are_seen_where_few_points_fall(undefended, images) -> None:
 
 
 def test_randomness_is_no_wrong_scaling(undefended, images) -> None:
-    """A model that is right one time in two may be right on scaled images when it was wrong on these."""
-    draws = iter([0.0, 0.0, *[1.0] * 1000])  # the first look, after that at the shape of the logits, is a bad one
+    """A model that is right one time in two may be right on scaled images when
+    it was wrong on these."""
+    # The first look, after that at the shape of the logits, is a bad one
+    draws = iter([0.0, 0.0, *[1.0] * 1000])
     noisy = lambda x: undefended(x) * (2 * next(draws) - 1) + torch.rand(())  # noqa: E731
     assert checks(probe(noisy, *images, eps=0.0)) == ["random"]
 
 
 @pytest.mark.parametrize(("make", "check", "message"), FAULTS.values(), ids=FAULTS)
-def test_each_fault_raises_the_doubt_meant(make, check: str, message: str, undefended, images) -> None:
+def test_each_fault_raises_the_doubt_meant(
+    make, check: str, message: str, undefended, images
+) -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     found = probe(make(undefended), *images, eps=0.1)
@@ -211,8 +274,12 @@ def test_several_faults_are_all_told(undefended, images) -> None:
 
 
 def test_colour_images_are_tried_with_the_usual_statistics(undefended, images) -> None:
-    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    (doubt,) = probe(lambda x: undefended((std * x + mean)[:, :1]), images[0].expand(-1, 3, -1, -1), images[1])
+    mean, std = (
+        torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    (doubt,) = probe(
+        lambda x: undefended((std * x + mean)[:, :1]), images[0].expand(-1, 3, -1, -1), images[1]
+    )
     assert doubt.check == "scaling"
     assert re.search(r"(9\d|100)% as \(x - mean\) / std of ImageNet", doubt.message)
     assert "CIFAR-10" in doubt.message
@@ -238,7 +305,8 @@ class _Fickle(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True), _Fickle()]
+    "layer",
+    [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True), _Fickle()],
 )
 def test_train_mode(layer: nn.Module, undefended, images) -> None:
     network = nn.Sequential(layer, undefended)
@@ -280,7 +348,9 @@ class Holder:
         return self.network(x)
 
 
-@pytest.mark.parametrize("kind", ["closure", "method", "partial", "object", "global", "deeper", "bound", "nested"])
+@pytest.mark.parametrize(
+    "kind", ["closure", "method", "partial", "object", "global", "deeper", "bound", "nested"]
+)
 def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
     """It is attacked in eval mode, as a network is, and left as it was."""
     torch.manual_seed(0)
@@ -289,10 +359,15 @@ def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
     monkeypatch.setitem(globals(), "in_use", network)
     inner = Holder(network)
     function = {
-        "closure": lambda x: network(x), "method": network.forward, "partial": functools.partial(network),
-        "object": inner, "global": lambda x: in_use(x), "deeper": lambda x: inner(x),  # noqa: F821
-        "bound": inner.predict, "nested": lambda x: (lambda z: in_use(z))(x),  # noqa: F821
-    }[kind]  # fmt: skip
+        "closure": lambda x: network(x),
+        "method": network.forward,
+        "partial": functools.partial(network),
+        "object": inner,
+        "global": lambda x: in_use(x),  # noqa: F821
+        "deeper": lambda x: inner(x),
+        "bound": inner.predict,
+        "nested": lambda x: (lambda z: in_use(z))(x),  # noqa: F821
+    }[kind]
     result = evaluate(function, *images, "pgd-20", eps=0.1)
     assert "train-mode" in checks(result.doubts)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
@@ -304,7 +379,8 @@ def test_train_mode_behind_a_function(kind: str, images, monkeypatch) -> None:
 
 
 def test_other_networks_are_left_alone(undefended, images, monkeypatch) -> None:
-    """A global is not meant where an attribute has its name; and a function may adapt its network as it answers."""
+    """A global is not meant where an attribute has its name; and a function may adapt its
+    network as it answers."""
     holder, other = Holder(undefended), nn.Sequential(nn.BatchNorm2d(1)).train()
     monkeypatch.setitem(globals(), "network", other)
     with attacked(lambda x: holder.network(x)):
@@ -317,7 +393,9 @@ def test_other_networks_are_left_alone(undefended, images, monkeypatch) -> None:
             (slope,) = torch.autograd.grad(undefended(x.detach()).logsumexp(dim=1).mean(), weight)
         return undefended(x) + 0 * slope.sum()
 
-    assert evaluate(adapting, images[0][:20], images[1][:20], "pgd-20", eps=0.1, check=False).n == 20
+    assert (
+        evaluate(adapting, images[0][:20], images[1][:20], "pgd-20", eps=0.1, check=False).n == 20
+    )
 
 
 def test_train_mode_that_shows_in_the_answers_only(undefended, images) -> None:
@@ -348,7 +426,9 @@ def test_layers_that_do_not_mind_the_mode_raise_no_doubt(undefended, images) -> 
 
 def test_leaves_everything_as_found(images) -> None:
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Dropout(0.1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)).train()
+    network = nn.Sequential(
+        nn.Dropout(0.1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)
+    ).train()
     network[1].eval()
     network[3].weight.requires_grad_(False)
     network[3].bias.grad = torch.ones(10)
@@ -415,7 +495,9 @@ def test_on_cuda(images) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).cuda()
     assert probe(network, *images) == probe(network, *(tensor.cuda() for tensor in images)) == []
-    assert checks(probe(lambda x: network(x.round()), *(tensor.cuda() for tensor in images))) == ["zero-gradient"]
+    assert checks(probe(lambda x: network(x.round()), *(tensor.cuda() for tensor in images))) == [
+        "zero-gradient"
+    ]
 
 
 def test_answers_that_depend_on_the_batch(undefended, images) -> None:

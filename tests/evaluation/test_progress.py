@@ -8,7 +8,14 @@ import os
 import pty
 from types import SimpleNamespace
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import mrboost
 from mrboost import progress as meter
@@ -22,9 +29,12 @@ def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -
     result = mrboost.evaluate(model, *batch, attacks, progress=True, check=False)
     lines = [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()]
     stages = [
-        f"stage {stage.attack} is done, {round(64 * stage.accuracy)} of 64 stand" for stage in result["aa"].stages
+        f"stage {stage.attack} is done, {round(64 * stage.accuracy)} of 64 stand"
+        for stage in result["aa"].stages
     ]
-    done = [f"{outcome.attack} is done, {outcome.accuracy:.2%} stand" for outcome in result.outcomes]
+    done = [
+        f"{outcome.attack} is done, {outcome.accuracy:.2%} stand" for outcome in result.outcomes
+    ]
     assert lines == [f"evaluate: {line}" for line in (*done[:2], *stages[:2], done[2])]
     monkeypatch.setattr(meter, "EVERY", 0.0)
     mrboost.evaluate(model, *batch, attacks, progress=True, check=False)
@@ -33,9 +43,10 @@ def test_a_log_gets_lines(model, batch, small_autoattack, capsys, monkeypatch) -
     assert capsys.readouterr().err == ""
     curve = robustness_curve(model, *batch, [0.1], attack="pgd-3", progress=True)
     lines = [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()]
-    assert [f"curve: eps {eps:g} is done, {accuracy:.2%} of 64 images stand" for eps, accuracy, _ in curve] == lines[
-        1::2
-    ]
+    assert [
+        f"curve: eps {eps:g} is done, {accuracy:.2%} of 64 images stand"
+        for eps, accuracy, _ in curve
+    ] == lines[1::2]
 
 
 def test_a_log_says_what_is_done_however_the_images_come(model, batch, capsys, monkeypatch) -> None:
@@ -54,9 +65,12 @@ def test_a_log_says_what_is_done_however_the_images_come(model, batch, capsys, m
         lines = capsys.readouterr().err.splitlines()
         assert result.n == n
         assert [line.partition(" (")[0] for line in lines] == [
-            f"evaluate: {outcome.attack} is done, {outcome.accuracy:.2%} stand" for outcome in result.outcomes
+            f"evaluate: {outcome.attack} is done, {outcome.accuracy:.2%} stand"
+            for outcome in result.outcomes
         ]
-        assert lines[-1].partition(" (")[2].startswith("100% of all, ") == (inputs.count(source) is not None)
+        assert lines[-1].partition(" (")[2].startswith("100% of all, ") == (
+            inputs.count(source) is not None
+        )
 
 
 def test_the_number_of_images_is_told_or_unknown(batch) -> None:
@@ -97,7 +111,8 @@ def test_a_log_says_how_long_the_rest_may_take(capsys, monkeypatch) -> None:
         assert line(70, 1) == "evaluate: pgd (70 s)"  # of how many is not known
         shown.begin(1000)
         assert line(130, 750) == "evaluate: pgd (75% of all, 130 s, about 20 s left)"
-        assert line(190, 10) == "evaluate: pgd (76% of all, 190 s, about 24 min left)"  # at the pace of late
+        # At the pace of late
+        assert line(190, 10) == "evaluate: pgd (76% of all, 190 s, about 24 min left)"
         shown.say("pgd is done")
         assert "about 38 s left" in capsys.readouterr().err  # too soon after the last
         assert line(7390, 20) == "evaluate: pgd (78% of all, 7390 s, about 22 h left)"
@@ -114,9 +129,10 @@ def test_a_moment_says_nothing_of_hours(capsys, monkeypatch) -> None:
         shown(count)
         shown.say("fgsm")
     assert capsys.readouterr().err.splitlines() == [
-        "evaluate: fgsm (0% of all, 1 s)", "evaluate: fgsm (5% of all, 2 s, about 38 s left)",
+        "evaluate: fgsm (0% of all, 1 s)",
+        "evaluate: fgsm (5% of all, 2 s, about 38 s left)",
         "evaluate: fgsm (5% of all, 6 s, about 2 min left)",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
@@ -135,7 +151,8 @@ def test_a_terminal_without_columns_gets_lines(model, batch, monkeypatch) -> Non
         patch.setattr("sys.stderr", terminal)
         mrboost.evaluate(model, *batch, "fgsm", progress=True, check=False)
     shown = b""
-    with os.fdopen(ours, "rb", buffering=0) as reads, contextlib.suppress(OSError):  # which says that all was read
+    # Which says that all was read
+    with os.fdopen(ours, "rb", buffering=0) as reads, contextlib.suppress(OSError):
         while part := reads.read(4096):  # a terminal gives its lines one by one
             shown += part
     assert b"evaluate: fgsm is done" in shown
@@ -159,5 +176,6 @@ def test_what_was_kept_says_nothing_of_the_time_left(capsys, monkeypatch) -> Non
     progress(10)
     progress.say("more")
     assert capsys.readouterr().err.splitlines() == [
-        "evaluate: kept (50% of all, 0 s)", "evaluate: more (60% of all, 20 s, about 80 s left)",
-    ]  # fmt: skip
+        "evaluate: kept (50% of all, 0 s)",
+        "evaluate: more (60% of all, 20 s, about 80 s left)",
+    ]

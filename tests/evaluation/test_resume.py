@@ -1,4 +1,5 @@
-"""Files that several processes write, and parts of evaluations: what counts as the same evaluation."""
+"""Files that several processes write, and parts of evaluations: what counts as
+the same evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_two_writers_of_a_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.M
 
 def test_results_are_changed_by_one_at_a_time(trained: Path, tmp_path: Path) -> None:
     run = Run.open(shutil.copytree(trained, tmp_path / "run"))
-    other = threading.Thread(target=run.save_results, args=(lambda results: results | {"second": 2},))
+    other = threading.Thread(
+        target=run.save_results, args=(lambda results: results | {"second": 2},)
+    )
 
     def change(results: dict) -> dict:
         other.start()
@@ -55,10 +58,14 @@ def test_results_are_changed_by_one_at_a_time(trained: Path, tmp_path: Path) -> 
 
     run.save_results(change)
     other.join()
-    assert {"first", "second", *json.loads((trained / "results.json").read_text())} == set(run.results)
+    assert {"first", "second", *json.loads((trained / "results.json").read_text())} == set(
+        run.results
+    )
 
 
-def test_a_folder_that_another_process_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, removals = resume.write_tensors, 0
 
     def removing(path: Path, *rest: object) -> None:
@@ -79,11 +86,14 @@ def test_a_folder_that_another_process_removes(tmp_path: Path, monkeypatch: pyte
         Parts(tmp_path / "file").put("0-0", "this", {})
 
 
-@pytest.mark.parametrize(("number", "problem"), [(28, "No space left on device"), (13, "Permission denied")])
+@pytest.mark.parametrize(
+    ("number", "problem"), [(28, "No space left on device"), (13, "Permission denied")]
+)
 def test_a_full_disk_costs_the_parts_alone(
     run: Path, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, problem: str
 ) -> None:
-    """What cannot be kept is said once, and the figures come all the same; so they do without their examples."""
+    """What cannot be kept is said once, and the figures come all the same; so they do
+    without their examples."""
 
     def full(path: Path) -> AbstractContextManager[Path]:
         if path.name == "results.json":
@@ -116,12 +126,17 @@ def test_a_full_disk_costs_the_parts_alone(
 
 def test_a_single_element_has_a_fingerprint_whatever_its_stride() -> None:
     labels = torch.arange(4)
-    assert fingerprint(labels[1::3]) == fingerprint(torch.tensor([1]))  # as the last image of a share has it
+    # As the last image of a share has it
+    assert fingerprint(labels[1::3]) == fingerprint(torch.tensor([1]))
 
 
-def test_damaged_results_are_found_before_anything_runs(run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_results_are_found_before_anything_runs(
+    run: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run / "results.json").write_text('{"evalu')
-    monkeypatch.setattr(mrboost.runs.evaluate_run, "measure", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(
+        mrboost.runs.evaluate_run, "measure", lambda *_, **__: pytest.fail("it began")
+    )
     assert "results.json is not valid JSON" in error_of(capsys, "evaluate", run, "--attack", "fgsm")
 
 
@@ -166,18 +181,23 @@ def things(k):
         "attribute": torch.nn.Sequential(Above(k)), "forward": torch.nn.Sequential(named(k)["Code"]()),
         "called": named(k)["outer"], "global": named(k)["plain"],
     }
-"""
+"""  # noqa: E501
 
 
 def test_fingerprints_are_of_the_contents() -> None:
-    """The same in another process, where addresses and hashes of words are others; another for other contents."""
+    """The same in another process, where addresses and hashes of words are others;
+    another for other contents."""
     space: dict = {"__name__": "__main__"}
     exec(THINGS, space)
-    one, same, two = ({name: fingerprint(thing) for name, thing in space["things"](k).items()} for k in (1, 1, 2))
+    one, same, two = (
+        {name: fingerprint(thing) for name, thing in space["things"](k).items()} for k in (1, 1, 2)
+    )
     script = f"{THINGS}\nimport json\nfrom mrboost.files import fingerprint\n" + (
         "print(json.dumps({name: fingerprint(thing) for name, thing in things(1).items()}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     there = json.loads(done.stdout)
     for name, text in one.items():
         assert text == same[name] == there[name], name
@@ -224,7 +244,9 @@ def test_figures_are_not_those_of_another_model_or_attack(model, batch, tmp_path
         [(model, PGD(0.15, steps=5, loss=scaled_loss(factor))) for factor in (1.0, 1e4)],
     ):
         kept = [
-            mrboost.evaluate(network, x, y, {"a": attack}, check=False, keep=tmp_path / "parts", resume=True)
+            mrboost.evaluate(
+                network, x, y, {"a": attack}, check=False, keep=tmp_path / "parts", resume=True
+            )
             for network, attack in pairs
         ]
         truth = mrboost.evaluate(pairs[1][0], x, y, {"a": pairs[1][1]}, check=False)
@@ -237,7 +259,10 @@ class Odd(Scaled):
 
     def __init__(self, network: nn.Module, factor: float) -> None:
         super().__init__(network, factor)
-        self.sparse, self.config = torch.eye(2).to_sparse(), type("C", (), {"__repr__": lambda _: 1 / 0})()
+        self.sparse, self.config = (
+            torch.eye(2).to_sparse(),
+            type("C", (), {"__repr__": lambda _: 1 / 0})(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 0 * x.size(0)
@@ -258,11 +283,16 @@ def test_names_of_attributes_are_no_globals(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda m: Noisy(m, 1.0), Wrapped, lambda m: functools.partial(Wrapped(m)), lambda m: Odd(m, 1.0),
+        lambda m: Noisy(m, 1.0),
+        Wrapped,
+        lambda m: functools.partial(Wrapped(m)),
+        lambda m: Odd(m, 1.0),
         lambda m: nn.Sequential(torch.jit.trace(m[0], torch.rand(2, 1, 8, 8))),
     ],
-)  # fmt: skip
-def test_nothing_is_done_twice(make, model, batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_nothing_is_done_twice(
+    make, model, batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y, attack = batch[0][:16], batch[1][:16], {"a": PGD(0.15, steps=2, loss=scaled_loss(2.0))}
     first = mrboost.evaluate(make(model), x, y, attack, check=False, keep=tmp_path)
     monkeypatch.setattr(chunk.Chunk, "attack", lambda *_: pytest.fail("it was finished"))

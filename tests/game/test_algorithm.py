@@ -13,14 +13,17 @@ from hypothesis.extra.numpy import arrays
 from mrboost import InputError, game
 
 RNG = np.random.default_rng(0)
-SWITCH = np.array([[1.0, -0.5], [-1.0, 1.0]])  # value 1/7; the first classifier alone has margin −1/2
+# Value 1/7; the first classifier alone has margin −1/2
+SWITCH = np.array([[1.0, -0.5], [-1.0, 1.0]])
 
 matrices = st.tuples(st.integers(1, 6), st.integers(1, 6)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-8, 8).map(lambda k: k / 8))
 )
 
 
-def algorithm_one(matrix: np.ndarray, rounds: int, eta: float) -> tuple[list[int], list[list[float]]]:
+def algorithm_one(
+    matrix: np.ndarray, rounds: int, eta: float
+) -> tuple[list[int], list[list[float]]]:
     """Algorithm 1, line by line, on lists: mg_L is minus the payoff."""
     loss = (-matrix).tolist()
     points = range(matrix.shape[1])
@@ -45,19 +48,24 @@ def test_it_is_algorithm_one(eta: float) -> None:
     margins = np.cumsum(matrix[played], axis=0) / np.arange(1, 61)[:, None]
     np.testing.assert_allclose(run.margin, margins.min(axis=1), atol=1e-12)
     np.testing.assert_allclose(run.margins, margins[-1], atol=1e-12)
-    np.testing.assert_allclose(run.response, np.sum(distributions * matrix[played], axis=1), atol=1e-12)
+    np.testing.assert_allclose(
+        run.response, np.sum(distributions * matrix[played], axis=1), atol=1e-12
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(matrices, st.sampled_from(["practical", "theorem", "anytime", 0.7]))
-def test_the_interval_contains_the_value_at_every_round(matrix: np.ndarray, eta: float | str) -> None:
+def test_the_interval_contains_the_value_at_every_round(
+    matrix: np.ndarray, eta: float | str
+) -> None:
     run, value = game.mrboost(matrix, 40, eta=eta), game.solve(matrix).value
     assert (run.lower <= value + 1e-9).all()
     assert (value <= run.upper + 1e-9).all()
     assert (np.diff(run.lower) >= 0).all()
     assert (np.diff(run.upper) <= 0).all()
     best = run.mixture(1 + int(run.margin.argmax()))
-    assert (best @ matrix).min() == pytest.approx(run.lower[-1], abs=1e-12)  # the lower bound's witness
+    # The lower bound's witness
+    assert (best @ matrix).min() == pytest.approx(run.lower[-1], abs=1e-12)
     for strategy in (run.learner, run.adversary, best):
         assert (strategy >= 0).all()
         assert strategy.sum() == pytest.approx(1)
@@ -71,7 +79,8 @@ def test_the_average_adversary_can_prove_more_than_any_single_one() -> None:
     assert run.upper[-1] <= (matrix @ run.adversary).max() + 1e-12
 
 
-# Games whose first best response is far from optimal, so that a run that stays there breaks the bounds.
+# Games whose first best response is far from optimal, so that a run that stays
+# there breaks the bounds.
 HARD = {
     "switch": SWITCH,
     "shifted identity": 2 * np.eye(6) - 1 + 0.01 * np.arange(6)[:, None],
@@ -100,7 +109,8 @@ def test_theorem_four_for_every_horizon_and_along_the_run(matrix: np.ndarray) ->
 
 
 def test_the_regret_bound_for_steps_that_are_too_large() -> None:
-    """With a large η the first term vanishes, the run stalls, and the second term is what is left."""
+    """With a large η the first term vanishes, the run stalls, and the second
+    term is what is left."""
     matrix = np.array([[1.0, -1.0], [-1.0, 1.0]])
     stalled = 0
     for eta in (0.5, 2.0, 8.0):
@@ -113,7 +123,8 @@ def test_the_regret_bound_for_steps_that_are_too_large() -> None:
 
 
 def test_theorem_four_needs_its_eta_to_be_equal_not_less() -> None:
-    """The theorem says η <= 1/(2√T). For much smaller η, or early in a longer run, the bound is false."""
+    """The theorem says η <= 1/(2√T). For much smaller η, or early in a longer
+    run, the bound is false."""
     slow = game.mrboost(SWITCH, 3000, eta=1e-6)  # less than 1/(2√3000) = 0.009
     assert slow.margin[-1] + game.theorem_bound(2, 3000) < 1 / 7 - 0.4
     eta = 1 / (2 * math.sqrt(1_000_000))  # of a run of a million rounds, looked at after 300
@@ -123,14 +134,16 @@ def test_theorem_four_needs_its_eta_to_be_equal_not_less() -> None:
     assert early.margin[-1] + game.regret_bound(2, 300, eta) >= 1 / 7
 
 
-# S = {(0, 1)}, B(ε) = [−1, 1]. Columns are the regions {0}, [0.2, 0.3] and the rest, of mass 0, 0.05 and 0.95 under the
-# uniform P_1; the first classifier is wrong at 0 only, the second on [0.2, 0.3].
+# S = {(0, 1)}, B(ε) = [−1, 1]. Columns are the regions {0}, [0.2, 0.3] and the rest, of mass 0,
+# 0.05 and 0.95 under the uniform P_1; the first classifier is wrong at 0 only, the second on [0.2,
+# 0.3].
 REGIONS = np.array([[-1.0, 1.0, 1.0], [1.0, -1.0, 1.0]])
 
 
 @pytest.mark.parametrize("eta", ["theorem", "practical", "anytime", 1.0])
 def test_theorem_four_fails_for_an_infinite_ball(eta: float | str) -> None:
-    """No P_t with a density sees {0}, so the first classifier, right almost everywhere, is played for ever."""
+    """No P_t with a density sees {0}, so the first classifier, right almost
+    everywhere, is played for ever."""
     assert game.solve(REGIONS).value == pytest.approx(0)
     cells = np.repeat(REGIONS, [0, 1, 19], axis=1)  # [−1, 1] in twenty of equal mass; {0} has none
     run = game.mrboost(cells, 18, eta=eta)
@@ -141,7 +154,8 @@ def test_theorem_four_fails_for_an_infinite_ball(eta: float | str) -> None:
     xi = game.theorem_bound(1 * 2 * 2, 18)  # n K Vol(B(ε))
     assert xi < 1 < game.theorem_bound(1 * 2 * 2, 17)
     assert margins.min() + xi < 0  # the first part says >= the value
-    assert run.adversary @ (run.learner @ cells) - margins.min() == pytest.approx(2)  # the second says <= ξ(T)
+    # The second says <= ξ(T)
+    assert run.adversary @ (run.learner @ cells) - margins.min() == pytest.approx(2)
 
 
 def test_theorem_four_holds_for_the_same_regions_as_points() -> None:
@@ -174,7 +188,8 @@ def test_weights_maximise_loss_minus_kl() -> None:
     rows = iter([-losses, np.zeros(8)])
     game.mrboost(game.Learner(lambda p: (seen.append(p), next(rows))[1], 8, scale=5), 2, eta=eta)
     best = objective(seen[1])
-    assert best == pytest.approx(math.log(np.exp(eta * losses).mean()) / eta)  # the maximum in closed form
+    # The maximum in closed form
+    assert best == pytest.approx(math.log(np.exp(eta * losses).mean()) / eta)
     assert all(objective(p) <= best for p in RNG.dirichlet(np.ones(8), size=200))
 
 
@@ -192,7 +207,8 @@ def captured(payoffs: np.ndarray, rounds: int, eta: float) -> tuple[list[int], l
 
 
 def test_two_classes_without_perturbations_is_adaboost_with_a_fixed_step() -> None:
-    """Freund and Schapire: D_{t+1}(i) = D_t(i) exp(−α y_i h_t(x_i)) / Z_t with y and h in ±1, h_t of least error."""
+    """Freund and Schapire: D_{t+1}(i) = D_t(i) exp(−α y_i h_t(x_i)) / Z_t with y and h in
+    ±1, h_t of least error."""
     alpha, y, outputs = 0.15, RNG.integers(2, size=25), RNG.integers(2, size=(30, 25))
     signs, answers = 2 * y - 1, 2 * outputs - 1
     weights, chosen, distributions = np.full(25, 1 / 25), [], []
@@ -209,8 +225,8 @@ def test_two_classes_without_perturbations_is_adaboost_with_a_fixed_step() -> No
 
 
 def test_more_classes_without_perturbations_is_adaboost_mr_with_a_fixed_step() -> None:
-    """Schapire and Singer: D_{t+1}(i, l0, l1) ∝ D_t exp(½ α (h_t(x_i, l0) − h_t(x_i, l1))) over false l0 and true l1,
-    h_t(x, l) = ±1, of largest r = ½ Σ D (h(x, l1) − h(x, l0))."""
+    """Schapire and Singer: D_{t+1}(i, l0, l1) ∝ D_t exp(½ α (h_t(x_i, l0) − h_t(x_i, l1))) over
+    false l0 and true l1, h_t(x, l) = ±1, of largest r = ½ Σ D (h(x, l1) − h(x, l0))."""
     alpha, y, outputs = 0.2, RNG.integers(3, size=15), RNG.integers(3, size=(30, 15))
     triples = [(i, l0, int(y[i])) for i in range(15) for l0 in range(3) if l0 != y[i]]
     weights, chosen, distributions = np.full(30, 1 / 30), [], []
@@ -232,9 +248,14 @@ def test_more_classes_without_perturbations_is_adaboost_mr_with_a_fixed_step() -
 
 def test_rates_and_sharp_weights() -> None:
     payoff = game.Payoff(3 * np.eye(7))
-    assert game.mrboost(payoff, 50).eta == pytest.approx(np.full(50, math.sqrt(math.log(7) / 50) / 3))
-    np.testing.assert_allclose(game.mrboost(payoff, 3, eta="anytime").eta, [1 / 6, 1 / 6 / 2**0.5, 1 / 6 / 3**0.5])
-    sharp = game.mrboost(payoff, 2000, eta=1e4)  # exponents of 1e7: only their differences may matter
+    assert game.mrboost(payoff, 50).eta == pytest.approx(
+        np.full(50, math.sqrt(math.log(7) / 50) / 3)
+    )
+    np.testing.assert_allclose(
+        game.mrboost(payoff, 3, eta="anytime").eta, [1 / 6, 1 / 6 / 2**0.5, 1 / 6 / 3**0.5]
+    )
+    # Exponents of 1e7: only their differences may matter
+    sharp = game.mrboost(payoff, 2000, eta=1e4)
     assert np.isfinite(sharp.adversary).all()
     assert sharp.lower[-1] == pytest.approx(3 / 7, abs=1e-3)
 
@@ -249,7 +270,9 @@ def test_it_stops_when_the_interval_is_narrow_enough() -> None:
 def test_a_learner_gives_the_run_of_its_matrix_and_an_inexact_one_no_upper_bound() -> None:
     matrix = RNG.uniform(-1, 1, (20, 12))
     run = game.mrboost(matrix, 80)
-    learned = game.mrboost(game.Learner(lambda p: matrix[(matrix @ p).argmax()], 12, scale=np.abs(matrix).max()), 80)
+    learned = game.mrboost(
+        game.Learner(lambda p: matrix[(matrix @ p).argmax()], 12, scale=np.abs(matrix).max()), 80
+    )
     np.testing.assert_allclose(learned.margin, run.margin, atol=1e-12)
     np.testing.assert_allclose(learned.upper, np.minimum.accumulate(run.response), atol=1e-12)
     assert learned.learner.tolist() == [1 / 80] * 80

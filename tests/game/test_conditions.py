@@ -14,9 +14,14 @@ from mrboost import InputError, game
 
 @st.composite
 def games(draw: st.DrawFn) -> tuple[game.SAug, np.ndarray]:
-    """A few classifiers' labels on a few perturbations of each of a few examples, two to four classes."""
+    """A few classifiers' labels on a few perturbations of each of a few examples,
+    two to four classes."""
     classes = draw(st.integers(2, 4))
-    examples, perturbations, classifiers = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    examples, perturbations, classifiers = (
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 6)),
+    )
     seed = draw(st.integers(0, 10_000))
     generator = np.random.default_rng(seed)
     y = np.repeat(generator.integers(classes, size=examples), perturbations)
@@ -27,7 +32,9 @@ def games(draw: st.DrawFn) -> tuple[game.SAug, np.ndarray]:
 
 @settings(deadline=None, max_examples=60)
 @given(games())
-def test_worst_perturbation_is_robboosts_pair_of_indicators(case: tuple[game.SAug, np.ndarray]) -> None:
+def test_worst_perturbation_is_robboosts_pair_of_indicators(
+    case: tuple[game.SAug, np.ndarray],
+) -> None:
     """I(∀δ: h(x+δ) = y) − I(∃δ: h(x+δ) = y'), for each (x, y, y')."""
     s_aug, labels = case
     expected = []
@@ -36,14 +43,18 @@ def test_worst_perturbation_is_robboosts_pair_of_indicators(case: tuple[game.SAu
         (y,) = np.unique(s_aug.y[of_i])
         for other in range(s_aug.classes):
             if other != y:
-                expected.append([int((h[of_i] == y).all()) - int((h[of_i] == other).any()) for h in labels])
+                expected.append(
+                    [int((h[of_i] == y).all()) - int((h[of_i] == other).any()) for h in labels]
+                )
     found = game.worst_perturbation(s_aug.labels(labels), s_aug.pairs)
     np.testing.assert_array_equal(found.matrix, np.transpose(expected))
 
 
 @settings(deadline=None, max_examples=60)
 @given(games())
-def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(case: tuple[game.SAug, np.ndarray]) -> None:
+def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(
+    case: tuple[game.SAug, np.ndarray],
+) -> None:
     s_aug, labels = case
     payoff = game.Payoff(s_aug.labels(labels))
     ours, theirs = game.weak_learning(payoff), game.robboost_weak_learning(payoff, s_aug.pairs)
@@ -52,7 +63,12 @@ def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(case: tuple[g
 
     def votes(weights: np.ndarray) -> np.ndarray:
         """[h_Q(x+δ)]_j, (Z, K)."""
-        return np.array([[weights[labels[:, z] == j].sum() for j in range(s_aug.classes)] for z in range(len(s_aug.y))])
+        return np.array(
+            [
+                [weights[labels[:, z] == j].sum() for j in range(s_aug.classes)]
+                for z in range(len(s_aug.y))
+            ]
+        )
 
     def all_right(weights: np.ndarray) -> bool:
         share = votes(weights)
@@ -60,13 +76,21 @@ def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(case: tuple[g
         share[np.arange(len(s_aug.y)), s_aug.y] = -1
         return bool((true > share.max(axis=1) + 1e-9).all())
 
-    assert all_right(ours.proof.learner) == ours.holds  # Theorem 1: the maximiser is 100 % accurate exactly then
+    # Theorem 1: the maximiser is 100 % accurate exactly then
+    assert all_right(ours.proof.learner) == ours.holds
     if not ours.holds:
         generator = np.random.default_rng(0)
-        assert not any(all_right(w) for w in generator.dirichlet(np.full(len(labels), 0.5), size=100))
+        assert not any(
+            all_right(w) for w in generator.dirichlet(np.full(len(labels), 0.5), size=100)
+        )
         p = ours.proof.adversary  # and here is a P' on which no classifier is better than chance
         advantage = [
-            p @ [int(h[z] == s_aug.y[z]) - int(h[z] == o) for z, os in enumerate(s_aug.other) for o in os]
+            p
+            @ [
+                int(h[z] == s_aug.y[z]) - int(h[z] == o)
+                for z, os in enumerate(s_aug.other)
+                for o in os
+            ]
             for h in labels
         ]
         assert max(advantage) <= 1e-9
@@ -79,7 +103,8 @@ def test_proposition_three_ours_holds_and_theirs_fails() -> None:
     assert len(example.theta) == 20
     assert ours.holds
     assert ours.tau >= 0.2  # the paper's constant
-    assert ours.tau == pytest.approx(0.8, abs=1e-9)  # what its argument gives: mass 1/10, accuracy 9/10 = (1 + τ)/2
+    # What its argument gives: mass 1/10, accuracy 9/10 = (1 + τ)/2
+    assert ours.tau == pytest.approx(0.8, abs=1e-9)
     assert not theirs.holds
     assert theirs.tau == -1
     generator = np.random.default_rng(0)
@@ -103,8 +128,11 @@ def test_proposition_three_is_on_the_grid_it_names() -> None:
 
 
 def test_proposition_three_with_all_intervals() -> None:
-    """With θ anywhere in [−1, 0.9], 19 disjoint intervals fit and 19 points meet them all: τ = 1 − 2/19."""
-    assert game.weak_learning(game.proposition_example(18).payoff).tau == pytest.approx(17 / 19, abs=1e-9)
+    """With θ anywhere in [−1, 0.9], 19 disjoint intervals fit and 19 points meet
+    them all: τ = 1 − 2/19."""
+    assert game.weak_learning(game.proposition_example(18).payoff).tau == pytest.approx(
+        17 / 19, abs=1e-9
+    )
     assert game.weak_learning(game.proposition_example(17).payoff).tau < 17 / 19 - 1e-3
 
 

@@ -30,7 +30,8 @@ def test_column_generation_reaches_the_value_of_the_whole_class(nu: float | None
     assert (found.interval[:, 1] >= whole.value - 1e-9).all()
     assert len(found.learner) == len(calls) == len(found.classifiers) < 200
     margins = np.sort(found.learner @ np.array(calls))
-    assert margins[: 1 if nu is None else 12].mean() == pytest.approx(found.lower, abs=1e-9)  # 12 = ν |S_aug|
+    # 12 = ν |S_aug|
+    assert margins[: 1 if nu is None else 12].mean() == pytest.approx(found.lower, abs=1e-9)
     assert (MATRIX @ found.adversary).max() == pytest.approx(found.upper, abs=1e-9)
 
 
@@ -39,7 +40,9 @@ def test_column_generation_cut_short_or_with_a_rough_learner_stays_honest() -> N
     short = game.column_generation(game.Learner(best_row, 60), rounds=10)
     assert short.lower < value < short.upper
     assert short.upper - short.lower > 0.01
-    rough = game.column_generation(game.Learner(lambda p: MATRIX[:20][(MATRIX[:20] @ p).argmax()], 60, exact=False))
+    rough = game.column_generation(
+        game.Learner(lambda p: MATRIX[:20][(MATRIX[:20] @ p).argmax()], 60, exact=False)
+    )
     assert rough.value == pytest.approx(game.solve(MATRIX[:20]).value, abs=1e-6)
     assert rough.upper == math.inf
 
@@ -75,7 +78,8 @@ def test_stumps_on_a_pair_of_digits() -> None:
 def test_double_oracle_solves_a_matrix_through_its_best_responses() -> None:
     matrix = RNG.normal(size=(70, 90))
     whole = game.solve(matrix)
-    for rounds in (*range(1, 40), 1000):  # cut short at any round, the strategies prove what it claims
+    # Cut short at any round, the strategies prove what it claims
+    for rounds in (*range(1, 40), 1000):
         found = game.double_oracle(
             lambda points, p: int((matrix[:, points] @ p).argmax()),
             lambda rows, q: int((q @ matrix[rows]).argmin()),
@@ -84,15 +88,20 @@ def test_double_oracle_solves_a_matrix_through_its_best_responses() -> None:
             rounds=rounds,
         )
         assert found.lower - 1e-9 <= whole.value <= found.upper + 1e-9
-        assert (found.learner @ matrix[found.classifiers]).min() == pytest.approx(found.lower, abs=1e-9)
-        assert (matrix[:, found.points] @ found.adversary).max() == pytest.approx(found.upper, abs=1e-9)
+        assert (found.learner @ matrix[found.classifiers]).min() == pytest.approx(
+            found.lower, abs=1e-9
+        )
+        assert (matrix[:, found.points] @ found.adversary).max() == pytest.approx(
+            found.upper, abs=1e-9
+        )
     assert found.upper - found.lower <= 2e-6
     assert (np.diff(found.interval[:, 0]) >= 0).all()
     assert (np.diff(found.interval[:, 1]) <= 0).all()
 
 
 def test_double_oracle_on_infinitely_many_strategies() -> None:
-    """(a − b)² on the unit square: the learner mixes the ends, the adversary stays in the middle, the value is 1/4."""
+    """(a − b)² on the unit square: the learner mixes the ends, the adversary stays in the
+    middle, the value is 1/4."""
     found = game.double_oracle(
         lambda points, p: float(max((0.0, 1.0), key=lambda a: p @ (a - np.array(points)) ** 2)),
         lambda chosen, q: float(q @ np.array(chosen)),

@@ -42,7 +42,9 @@ def test_scores_earn_the_difference_and_one_hot_scores_what_labels_earn() -> Non
 
 def test_costs_are_the_expected_payoff_as_a_linear_function_of_the_scores() -> None:
     weights, scores = RNG.dirichlet(np.ones(18)), RNG.normal(size=(6, 4))
-    assert np.sum(S_AUG.costs(weights) * scores) == pytest.approx(weights @ S_AUG.scores(scores), abs=1e-12)
+    assert np.sum(S_AUG.costs(weights) * scores) == pytest.approx(
+        weights @ S_AUG.scores(scores), abs=1e-12
+    )
 
 
 def test_pairs_tell_apart_example_and_false_label_but_not_the_perturbation() -> None:

@@ -1,4 +1,5 @@
-"""The value by linear programming, against closed forms, other programmes and the minimax theorem."""
+"""The value by linear programming, against closed forms, other programmes and
+the minimax theorem."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ matrices = st.tuples(st.integers(1, 6), st.integers(1, 6)).flatmap(
 
 def test_small_games_have_known_values() -> None:
     assert game.solve([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]).value == pytest.approx(0, abs=1e-12)
-    solution = game.solve([[1, -0.5], [-1, 1]])  # Q (4/7, 3/7) earns 1/7 at both points, P (3/7, 4/7) pays 1/7 to both
+    # Q (4/7, 3/7) earns 1/7 at both points, P (3/7, 4/7) pays 1/7 to both
+    solution = game.solve([[1, -0.5], [-1, 1]])
     assert solution.value == pytest.approx(1 / 7, abs=1e-12)
     np.testing.assert_allclose(solution.learner, [4 / 7, 3 / 7], atol=1e-12)
     np.testing.assert_allclose(solution.adversary, [3 / 7, 4 / 7], atol=1e-12)
@@ -28,7 +30,9 @@ def test_small_games_have_known_values() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(matrices, st.randoms(use_true_random=False))
-def test_strategies_prove_the_value_and_order_does_not_matter(matrix: np.ndarray, random: object) -> None:
+def test_strategies_prove_the_value_and_order_does_not_matter(
+    matrix: np.ndarray, random: object
+) -> None:
     found = game.solve(matrix)
     for strategy in (found.learner, found.adversary):
         assert (strategy >= 0).all()
@@ -36,7 +40,8 @@ def test_strategies_prove_the_value_and_order_does_not_matter(matrix: np.ndarray
     assert (found.learner @ matrix).min() == pytest.approx(found.lower, abs=1e-12)
     assert (matrix @ found.adversary).max() == pytest.approx(found.upper, abs=1e-12)
     assert found.upper - found.lower <= 1e-9
-    assert game.solve(-matrix.T).value == pytest.approx(-found.value, abs=1e-8)  # the players change sides
+    # The players change sides
+    assert game.solve(-matrix.T).value == pytest.approx(-found.value, abs=1e-8)
     rows, columns = list(range(matrix.shape[0])), list(range(matrix.shape[1]))
     random.shuffle(rows), random.shuffle(columns)  # type: ignore[attr-defined]
     assert game.solve(matrix[rows][:, columns]).value == pytest.approx(found.value, abs=1e-8)
@@ -45,11 +50,14 @@ def test_strategies_prove_the_value_and_order_does_not_matter(matrix: np.ndarray
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
 def test_payoffs_of_any_size(scale: float) -> None:
     matrix = np.random.default_rng(2).normal(size=(20, 30))
-    assert game.solve(scale * matrix).value == pytest.approx(scale * game.solve(matrix).value, rel=1e-6)
+    assert game.solve(scale * matrix).value == pytest.approx(
+        scale * game.solve(matrix).value, rel=1e-6
+    )
 
 
 def soft_margin(matrix: np.ndarray, nu: float) -> float:
-    """The learner's side: maximise ρ − Σ ξ_i / (ν N) subject to margin_i >= ρ − ξ_i (Demiriz et al. 2002)."""
+    """The learner's side: maximise ρ − Σ ξ_i / (ν N) subject to margin_i >= ρ − ξ_i
+    (Demiriz et al. 2002)."""
     classifiers, points = matrix.shape
     result = scipy.optimize.linprog(
         c=np.r_[np.zeros(classifiers), np.full(points, 1 / (nu * points)), -1.0],
@@ -73,12 +81,16 @@ def test_capped_value_is_the_soft_margin(nu: float) -> None:
         assert found.value == pytest.approx(matrix.mean(axis=1).max())
     if nu == 0.03:  # ν N = 1.2 points: the worst in full and a fifth of the next
         worst = np.sort(found.learner @ matrix)
-        assert found.lower == pytest.approx((worst[0] * (1 / 1.2) + worst[1] * (1 - 1 / 1.2)), abs=1e-12)
+        assert found.lower == pytest.approx(
+            (worst[0] * (1 / 1.2) + worst[1] * (1 - 1 / 1.2)), abs=1e-12
+        )
     assert game.solve(matrix, nu=1 / 40).value == pytest.approx(game.solve(matrix).value, abs=1e-9)
 
 
 @pytest.mark.parametrize("nu", [None, 0.1])
-def test_growing_parts_reach_the_value_of_the_whole(nu: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_parts_reach_the_value_of_the_whole(
+    nu: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On few of many strategies at a time, with payoffs of hard labels, where ties abound."""
     generator = np.random.default_rng(4)
     matrix = np.where(generator.random((300, 200)) < 0.6, 1, -1)

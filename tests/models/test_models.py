@@ -15,7 +15,8 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("resnet18", 55_869_810 // 5), ("resnet152", 58_156_618), ("wrn-34-10", 46_160_474)]
+    ("name", "parameters"),
+    [("resnet18", 55_869_810 // 5), ("resnet152", 58_156_618), ("wrn-34-10", 46_160_474)],
 )
 def test_parameter_counts(name: str, parameters: int) -> None:
     """The paper counts five ResNet-18 together."""
@@ -30,7 +31,12 @@ def test_the_nine_layer_cnn_has_six_convolutions_with_batchnorm() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("cnn-digits", (1, 8, 8)), ("cnn-mnist", (1, 28, 28)), ("cnn9", (3, 32, 32)), ("resnet18", (3, 32, 32))],
+    [
+        ("cnn-digits", (1, 8, 8)),
+        ("cnn-mnist", (1, 28, 28)),
+        ("cnn9", (3, 32, 32)),
+        ("resnet18", (3, 32, 32)),
+    ],
 )
 def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
     x = torch.rand(2, *shape, requires_grad=True)
@@ -40,7 +46,9 @@ def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
     assert (x.grad != 0).any()
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet152", 50), ("wrn-34-10", 15)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("resnet18", 8), ("resnet152", 50), ("wrn-34-10", 15)]
+)
 def test_residual_networks_have_their_depth(name: str, blocks: int) -> None:
     with torch.device("meta"):
         network = models.build(name)
@@ -52,7 +60,9 @@ def test_silu_takes_the_place_of_every_relu(name: str) -> None:
     with torch.device("meta"):
         plain, smooth = models.build(name), models.build(f"{name}-silu")
     places = {place for place, module in plain.named_modules() if isinstance(module, nn.ReLU)}
-    assert places == {place for place, module in smooth.named_modules() if isinstance(module, nn.SiLU)}
+    assert places == {
+        place for place, module in smooth.named_modules() if isinstance(module, nn.SiLU)
+    }
     assert len(places) == {"cnn-digits": 3, "resnet18": 17, "wrn-34-10": 31}[name]
     assert smooth.state_dict().keys() == plain.state_dict().keys()
 

@@ -6,20 +6,31 @@ from mrboost.plots import figures
 
 
 def _row(round_: int, seconds: float = 60.0) -> dict[str, float]:
-    return {"round": round_, "clean": 0.9, "robust": 0.5, "train_robust": 0.6, "loss": 1.0, "seconds": seconds}
+    return {
+        "round": round_,
+        "clean": 0.9,
+        "robust": 0.5,
+        "train_robust": 0.6,
+        "loss": 1.0,
+        "seconds": seconds,
+    }
 
 
 def test_one_epoch_is_seen() -> None:
     one, three = ({"at": [_row(1)] * count} for count in (1, 3))
     for draw in (lambda rows: figures.training_curves(rows, "validation"), figures.loss_curves):
-        assert draw(one).count("<use") > draw(three).count("<use"), "a line needs two points, so one is a marker"
+        assert draw(one).count("<use") > draw(three).count("<use"), (
+            "a line needs two points, so one is a marker"
+        )
 
 
 def test_time_runs_on_from_round_to_round() -> None:
     rows = [_row(1), _row(1), _row(2, 120.0), _row(2, 120.0)]
     assert figures._along(rows, "minutes") == [1.0, 2.0, 4.0, 6.0]
     assert figures._along(rows, "epoch") == [1, 2, 3, 4]
-    assert "minutes of training" in figures.training_curves({"mrboost": rows}, "validation", over="minutes")
+    assert "minutes of training" in figures.training_curves(
+        {"mrboost": rows}, "validation", over="minutes"
+    )
 
 
 def test_the_path_of_a_run_leaves_room_for_its_lines() -> None:

@@ -1,4 +1,5 @@
-"""Adversarial weight perturbation against the published procedure: a proxy model, a step of SGD on it, a difference."""
+"""Adversarial weight perturbation against the published procedure: a proxy model, a step of SGD
+on it, a difference."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def state(network: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.3])
-def test_weights_gradient_restoration_and_statistics(gamma: float, network: nn.Module, batch) -> None:
+def test_weights_gradient_restoration_and_statistics(
+    gamma: float, network: nn.Module, batch
+) -> None:
     x, y = batch
     moved, before = literal(network, x, y, gamma), state(network)
     addresses = [p.data_ptr() for p in network.parameters()]
@@ -70,7 +73,9 @@ def test_weights_gradient_restoration_and_statistics(gamma: float, network: nn.M
                 size = (p - before[name]).norm() / before[name].norm()
                 assert size.item() == pytest.approx(gamma)
         assert changed == {name for name, p in network.named_parameters() if p.ndim > 1}
-        assert all(torch.equal(b, before[name]) for name, b in network.named_buffers()), "the extra pass left no trace"
+        assert all(torch.equal(b, before[name]) for name, b in network.named_buffers()), (
+            "the extra pass left no trace"
+        )
         assert all(p.grad is None for p in network.parameters())
         twin = deepcopy(network)  # what a step at these weights leaves, without AWP's extra pass
         F.cross_entropy(network(x), y).backward()
@@ -79,7 +84,9 @@ def test_weights_gradient_restoration_and_statistics(gamma: float, network: nn.M
     for p, q, r in zip(network.parameters(), moved.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
         assert torch.equal(p.grad, r.grad)
-    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters()), "restored to the bit"
+    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters()), (
+        "restored to the bit"
+    )
     assert all(torch.equal(a, b) for a, b in zip(network.buffers(), twin.buffers(), strict=True))
     assert [p.data_ptr() for p in network.parameters()] == addresses
     assert all(p.requires_grad for p in network.parameters())
@@ -102,26 +109,41 @@ def test_begins_late_and_leaves_unused_weights_alone(network: nn.Module, batch) 
     network[0].register_module("unused", nn.Linear(3, 3).double())
     before = state(network)
     for progress, moves in ((0.29, False), (0.3, True)):
-        with AWP(0.1, begin=0.3).shifted(network, lambda model: F.cross_entropy(model(x), y), torch.tensor(progress)):
-            assert all(torch.equal(network.state_dict()[name], value) for name, value in before.items()) != moves
+        with AWP(0.1, begin=0.3).shifted(
+            network, lambda model: F.cross_entropy(model(x), y), torch.tensor(progress)
+        ):
+            assert (
+                all(
+                    torch.equal(network.state_dict()[name], value) for name, value in before.items()
+                )
+                != moves
+            )
             assert torch.equal(network[0].unused.weight, before["0.unused.weight"])
 
 
-def test_moves_along_the_agreed_gradient_and_leaves_frozen_weights_alone(network: nn.Module, batch) -> None:
-    """Several processes agree on one gradient; here it is one that the batch alone would never give."""
+def test_moves_along_the_agreed_gradient_and_leaves_frozen_weights_alone(
+    network: nn.Module, batch
+) -> None:
+    """Several processes agree on one gradient; here it is one that the batch
+    alone would never give."""
     x, y = batch
     first, *others = [p for p in network.parameters() if p.ndim > 1]
     first.requires_grad_(False)
     before = [p.detach().clone() for p in (first, *others)]
-    with AWP(0.1).shifted(network, lambda model: F.cross_entropy(model(x), y), agreed=torch.ones_like):
+    with AWP(0.1).shifted(
+        network, lambda model: F.cross_entropy(model(x), y), agreed=torch.ones_like
+    ):
         assert torch.equal(first, before[0])
         for p, old in zip(others, before[1:], strict=True):
-            torch.testing.assert_close(p - old, torch.full_like(p, 0.1 * old.norm().item() / p.numel() ** 0.5))
+            torch.testing.assert_close(
+                p - old, torch.full_like(p, 0.1 * old.norm().item() / p.numel() ** 0.5)
+            )
     assert all(torch.equal(p, old) for p, old in zip((first, *others), before, strict=True))
 
 
 def test_low_precision_copies_are_those_of_the_moved_weights(batch) -> None:
-    """Autocast keeps the copies it made; the ascent's must not serve the step, nor the step's what follows."""
+    """Autocast keeps the copies it made; the ascent's must not serve the step, nor the
+    step's what follows."""
     x, y = batch[0].float(), batch[1]
     learner = models.build("cnn-digits", (1, 8, 8), 5).eval()
 
@@ -147,7 +169,9 @@ def test_one_step_of_training_is_sgd_with_the_gradient_at_the_moved_weights(tiny
         def __call__(self, turn):
             return turn.sample(turn.x)
 
-    recipe = replace(recipes.AT_AWP, sampler=Untouched(), awp=AWP(0.2), momentum=0.0, weight_decay=0.0, lr=0.5)
+    recipe = replace(
+        recipes.AT_AWP, sampler=Untouched(), awp=AWP(0.2), momentum=0.0, weight_decay=0.0, lr=0.5
+    )
     config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -157,11 +181,15 @@ def test_one_step_of_training_is_sgd_with_the_gradient_at_the_moved_weights(tiny
     for one in (before, moved):
         F.cross_entropy(one(x), y).backward()
     fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu"))
-    # The loop shuffles the images, so sums round differently; the gradient where nothing was moved is far off.
+    # The loop shuffles the images, so sums round differently; the gradient where nothing
+    # was moved is far off.
     step, there, here = (
         torch.cat([t.flatten() for t in tensors])
         for tensors in (
-            [(q - p.detach()) / 0.5 for p, q in zip(learner.parameters(), before.parameters(), strict=True)],
+            [
+                (q - p.detach()) / 0.5
+                for p, q in zip(learner.parameters(), before.parameters(), strict=True)
+            ],
             [p.grad for p in moved.parameters()],
             [p.grad for p in before.parameters()],
         )

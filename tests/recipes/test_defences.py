@@ -1,4 +1,5 @@
-"""TRADES, MART, GAIR and their MCE variants against literal transcriptions, in float64, gradients included."""
+"""TRADES, MART, GAIR and their MCE variants against literal transcriptions, in
+float64, gradients included."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from mrboost.losses import Smoothed, cross_entropy, margin_cross_entropy
 from mrboost.recipes import AWP, Trades
 from mrboost.recipes.samplers import All, Diverge, Geometry, Learner, Sample, Turn
 
-# The paper's appendix, one example and one class at a time. g: logits of the clean image, h: of the perturbed one.
+# The paper's appendix, one example and one class at a time. g: logits of the clean image, h:
+# of the perturbed one.
 
 
 def softmax(g: Tensor) -> list[Tensor]:
@@ -59,7 +61,9 @@ LITERAL: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "trades": lambda g, h, y: ce(g, y) + 6 * kl(g, h),
     "trades-mce": lambda g, h, y: mce_a(g, y) + 6 * (kl(g, h) + kl(-g, -h)),
     "mart": lambda g, h, y: bce(h, y) + 5 * kl(g, h) * (1 - softmax(g)[y]),
-    "mart-mce": lambda g, h, y: mce_a(g, y) + 1 * (kl(g, h) * (1 - softmax(g)[y]) + kl(-g, -h) * (1 - softmax(-g)[y])),
+    "mart-mce": lambda g, h, y: (
+        mce_a(g, y) + 1 * (kl(g, h) * (1 - softmax(g)[y]) + kl(-g, -h) * (1 - softmax(-g)[y]))
+    ),
     "mart-mce-perturbed": lambda g, h, y: (
         mce_a(h, y) + 1 * (kl(g, h) * (1 - softmax(g)[y]) + kl(-g, -h) * (1 - softmax(-g)[y]))
     ),
@@ -77,9 +81,12 @@ LITERAL: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 @pytest.mark.parametrize("name", LITERAL)
 @pytest.mark.parametrize("mixing", [False, True])
 def test_the_objective_is_the_papers(name: str, classes: int, mixing: bool) -> None:
-    """The model is the identity, so that images are logits; with CutMix a loss is the mean over the two labels."""
+    """The model is the identity, so that images are logits; with CutMix a loss is the mean
+    over the two labels."""
     generator = torch.Generator().manual_seed(classes)
-    clean, x = (3 * torch.randn(6, classes, generator=generator, dtype=torch.float64) for _ in range(2))
+    clean, x = (
+        3 * torch.randn(6, classes, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     clean.requires_grad_(True)
     x.requires_grad_(True)
     y, second = torch.arange(6) % classes, torch.arange(1, 7) % classes
@@ -97,8 +104,12 @@ def test_the_objective_is_the_papers(name: str, classes: int, mixing: bool) -> N
     torch.testing.assert_close(losses, expected)
     slopes = torch.arange(1.0, 7.0, dtype=torch.float64)
     for ours, theirs in zip(
-        torch.autograd.grad((losses * slopes).sum(), (clean, x), allow_unused=True, materialize_grads=True),
-        torch.autograd.grad((expected * slopes).sum(), (clean, x), allow_unused=True, materialize_grads=True),
+        torch.autograd.grad(
+            (losses * slopes).sum(), (clean, x), allow_unused=True, materialize_grads=True
+        ),
+        torch.autograd.grad(
+            (expected * slopes).sum(), (clean, x), allow_unused=True, materialize_grads=True
+        ),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
@@ -121,7 +132,9 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.rand(9, 1, 4, 4, generator=generator, dtype=torch.float64), torch.arange(9) % 4
 
 
-def literal_pgd(network: nn.Module, x: Tensor, start: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+def literal_pgd(
+    network: nn.Module, x: Tensor, start: Tensor, objective: Callable[[Tensor], Tensor]
+) -> Tensor:
     network.eval()
     x_adv = (x + start).clamp(x - 0.3, x + 0.3).clamp(0, 1)
     for _ in range(10):
@@ -136,11 +149,15 @@ def literal_pgd(network: nn.Module, x: Tensor, start: Tensor, objective: Callabl
 def test_trades_attacks_the_divergence_from_beside_the_image(name: str, network, images) -> None:
     x, y = images
     recipe = recipes.get(name)
-    turn = Turn(PGD(0.3, steps=10, start=recipe.start), network, [], x, y, torch.Generator().manual_seed(5))
+    turn = Turn(
+        PGD(0.3, steps=10, start=recipe.start), network, [], x, y, torch.Generator().manual_seed(5)
+    )
     found = recipe.sampler(turn)
     network.eval()
     clean = network(x).detach()
-    start = 0.001 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    start = 0.001 * torch.randn(
+        x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
 
     def divergence(logits: Tensor) -> Tensor:
         total = F.kl_div(logits.log_softmax(1), clean.softmax(1), reduction="sum")
@@ -160,7 +177,9 @@ def test_mart_attacks_the_cross_entropy_from_beside_the_image(name: str) -> None
 
 @pytest.mark.parametrize("name", ["gair", "gair-mce"])
 @pytest.mark.parametrize(("steps", "bias"), [(10, 0.0), (4, 0.0), (10, -1.0)])
-def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int, bias: float, network, images) -> None:
+def test_gair_counts_the_steps_that_an_example_withstands(
+    name: str, steps: int, bias: float, network, images
+) -> None:
     x, y = images
     with torch.no_grad():
         for p in network.parameters():
@@ -194,7 +213,9 @@ def test_gair_counts_the_steps_that_an_example_withstands(name: str, steps: int,
     torch.testing.assert_close(late.x, x_adv)
     torch.testing.assert_close(late.weight, expected)
     torch.testing.assert_close(early.weight, torch.ones(9))
-    assert late.mean(torch.arange(9.0)) == pytest.approx((expected * torch.arange(9.0)).mean().item())
+    assert late.mean(torch.arange(9.0)) == pytest.approx(
+        (expected * torch.arange(9.0)).mean().item()
+    )
 
 
 def test_joint_samplers_attack_the_ensemble(network, images) -> None:
@@ -214,8 +235,12 @@ def test_the_attack_sees_both_labels_of_mixed_images(network, images) -> None:
     x, y = images
     mixed = Mixed(y.roll(1), torch.linspace(0.1, 1, 9, dtype=torch.float64))
     attack = PGD(0.3, steps=10, start=Gaussian())
-    found = Learner()(Turn(attack, network, [], x, y, torch.Generator().manual_seed(5), mixed=mixed))
-    start = 0.001 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    found = Learner()(
+        Turn(attack, network, [], x, y, torch.Generator().manual_seed(5), mixed=mixed)
+    )
+    start = 0.001 * torch.randn(
+        x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
 
     def both(logits: Tensor) -> Tensor:
         one, two = (F.cross_entropy(logits, label, reduction="none") for label in (y, mixed.second))
@@ -223,17 +248,23 @@ def test_the_attack_sees_both_labels_of_mixed_images(network, images) -> None:
 
     torch.testing.assert_close(found.x, literal_pgd(network, x, start, both))
     assert found.mixed is mixed
-    counted = Geometry(begin=0.0)(Turn(attack, network, [], x, y, torch.Generator().manual_seed(5), mixed=mixed))
+    counted = Geometry(begin=0.0)(
+        Turn(attack, network, [], x, y, torch.Generator().manual_seed(5), mixed=mixed)
+    )
     plain = Geometry(begin=0.0)(Turn(attack, network, [], x, y, torch.Generator().manual_seed(5)))
     assert counted.weight is not None
     assert plain.weight is not None
     assert counted.weight.min() > plain.weight.min() / 5, "kappa never exceeds the number of steps"
 
 
-# Fake tensors know no exponential_ with a generator, which mrboost-exp needs; test_steps.py captures it where it can.
-@pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name not in ("deeper", "wider", "mrboost-exp")])
+# Fake tensors know no exponential_ with a generator, which mrboost-exp needs; test_steps.py
+# captures it where it can.
+@pytest.mark.parametrize(
+    "name", [name for name in recipes.RECIPES if name not in ("deeper", "wider", "mrboost-exp")]
+)
 def test_no_part_of_a_step_looks_at_values_on_the_host(name: str) -> None:
-    """Fake tensors have shapes but no values: .item(), branches on tensors and masks as indices fail on them."""
+    """Fake tensors have shapes but no values: .item(), branches on tensors and masks as
+    indices fail on them."""
     recipe = recipes.get(name)
     with FakeTensorMode(allow_non_fake_inputs=True):
         learner, *past = (models.build("cnn-digits", (1, 8, 8), 10).train() for _ in range(2))
@@ -261,7 +292,14 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 
 
 BOOSTED_TRADES = replace(recipes.MRBOOST, name="boosted-trades", objective=Trades())
-EVERYTHING = {"awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "ema": 0.9, "clip": 1.0, "schedule": "one-cycle"}
+EVERYTHING = {
+    "awp": 0.01,
+    "smoothing": 0.1,
+    "cutmix": 0.5,
+    "ema": 0.9,
+    "clip": 1.0,
+    "schedule": "one-cycle",
+}
 
 
 @pytest.mark.parametrize(
@@ -270,8 +308,14 @@ EVERYTHING = {"awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "ema": 0.9, "clip": 
         (recipes.MRBOOST, {"awp": 0.01}),
         (BOOSTED_TRADES, {"awp": 0.005}),
         (replace(recipes.TRADES, sampler=Diverge(joint=True), init=recipes.PerInit()), {}),
-        (replace(recipes.GAIR, sampler=Geometry(joint=True), init=recipes.PerInit()), {"smoothing": 0.1}),
-        (replace(recipes.MART, sampler=All(cross_entropy), init=recipes.PerInit()), {"cutmix": 0.5}),
+        (
+            replace(recipes.GAIR, sampler=Geometry(joint=True), init=recipes.PerInit()),
+            {"smoothing": 0.1},
+        ),
+        (
+            replace(recipes.MART, sampler=All(cross_entropy), init=recipes.PerInit()),
+            {"cutmix": 0.5},
+        ),
         (recipes.ROBBOOST, EVERYTHING),
         (recipes.GAIR_MCE, EVERYTHING),
         (recipes.MRBOOST_STRONG, {"cutmix": 1.0, "clip": 5.0}),
@@ -292,7 +336,9 @@ EVERYTHING = {"awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "ema": 0.9, "clip": 
 def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
     recipe, options, tiny: Dataset, tmp_path, monkeypatch
 ) -> None:
-    reference = mrboost.boost(recipe, tiny, rounds=2, out=tmp_path / "whole", device="cpu", **options)
+    reference = mrboost.boost(
+        recipe, tiny, rounds=2, out=tmp_path / "whole", device="cpu", **options
+    )
     with monkeypatch.context() as patch:
         save, saved = mrboost.training.state.Progress.save, []
 
@@ -305,14 +351,17 @@ def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
         patch.setattr(mrboost.training.state.Progress, "save", dying)
         with pytest.raises(KeyboardInterrupt):
             mrboost.boost(recipe, tiny, rounds=2, out=tmp_path / "cut", device="cpu", **options)
-    resumed = mrboost.boost(recipe, tiny, rounds=2, out=tmp_path / "cut", resume=True, device="cpu", **options)
+    resumed = mrboost.boost(
+        recipe, tiny, rounds=2, out=tmp_path / "cut", resume=True, device="cpu", **options
+    )
     assert same(resumed, reference)
     plain = mrboost.boost(recipe, tiny, rounds=2, device="cpu")
     assert same(plain, reference) == (not options), "the options change the result"
 
 
 def test_a_step_trains_on_mixed_images_with_labels_by_area(tiny: Dataset) -> None:
-    """The grey of an image is its label: so each pixel that the adversary meets says to which label it belongs."""
+    """The grey of an image is its label: so each pixel that the adversary meets says to
+    which label it belongs."""
     turns: list[Turn] = []
 
     @dataclass(frozen=True)
@@ -324,21 +373,37 @@ def test_a_step_trains_on_mixed_images_with_labels_by_area(tiny: Dataset) -> Non
     grey = (tiny.train.y / 2)[:, None, None, None].expand(len(tiny.train), *tiny.shape).contiguous()
     data = replace(tiny, train=Split(grey, tiny.train.y))
     mrboost.boost(
-        replace(recipes.AT, sampler=Looking()), data, epochs=1, cutmix=1.0, padding=0, flip=False, device="cpu"
+        replace(recipes.AT, sampler=Looking()),
+        data,
+        epochs=1,
+        cutmix=1.0,
+        padding=0,
+        flip=False,
+        device="cpu",
     )
     for turn in turns:
         assert turn.mixed is not None
         share, one_hot = turn.mixed.share[:, None], torch.eye(3)
         areas = one_hot[(2 * turn.x).long()].flatten(1, -2).mean(dim=1)
-        torch.testing.assert_close(areas, share * one_hot[turn.y] + (1 - share) * one_hot[turn.mixed.second])
-    assert any((turn.y != turn.mixed.second).any() and turn.mixed.share.min() < 0.9 for turn in turns if turn.mixed)
+        torch.testing.assert_close(
+            areas, share * one_hot[turn.y] + (1 - share) * one_hot[turn.mixed.second]
+        )
+    assert any(
+        (turn.y != turn.mixed.second).any() and turn.mixed.share.min() < 0.9
+        for turn in turns
+        if turn.mixed
+    )
 
 
 def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
     mrboost.boost("trades", tiny, epochs=1, out=tmp_path / "run", device="cpu", **EVERYTHING)
     recipe = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
     assert recipe["awp"] == {"part": "AWP", "gamma": 0.01, "begin": 0.0}
-    assert recipe["objective"]["loss"] == {"part": "Smoothed", "loss": "cross_entropy", "share": 0.1}
+    assert recipe["objective"]["loss"] == {
+        "part": "Smoothed",
+        "loss": "cross_entropy",
+        "share": 0.1,
+    }
     assert recipe["cutmix"] == {"part": "CutMix", "probability": 0.5}
     resolve = mrboost.recipes.config.resolve
     smooth = resolve(recipes.STRONG, tiny, smoothing=0.1, cutmix=0.5).recipe
@@ -346,7 +411,11 @@ def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
     assert (plain.awp, plain.cutmix, plain.objective) == (None, None, recipes.AWP_MCE.objective)
     assert resolve(smooth, tiny, smoothing=0.2).recipe.objective.loss.share == 0.2
     silu = replace(recipes.STRONG, model="{}-silu")
-    assert resolve(silu, tiny).model == resolve(silu, tiny, model="cnn-digits-silu").model == "cnn-digits-silu"
+    assert (
+        resolve(silu, tiny).model
+        == resolve(silu, tiny, model="cnn-digits-silu").model
+        == "cnn-digits-silu"
+    )
     for options, message in (
         ({"awp": 1.0}, "between 0 and 1, got 1.0"),
         ({"smoothing": -0.1}, "between 0 and 1, got -0.1"),
@@ -354,19 +423,24 @@ def test_options_are_parts(tiny: Dataset, tmp_path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             resolve(recipes.AT, tiny, **options)
-    with pytest.raises(InputError, match="two labels, and recipe 'mrboost-rnd' chooses one false label"):
+    with pytest.raises(
+        InputError, match="two labels, and recipe 'mrboost-rnd' chooses one false label"
+    ):
         resolve(recipes.get("mrboost-rnd"), tiny, cutmix=0.5)
     with pytest.raises(InputError, match="recipe 'mrboost-max' trains on pairs"):
         resolve(recipes.get("mrboost-max"), tiny, smoothing=0.1)
 
 
 def test_strong_is_what_was_measured_under_other_names(digits: Dataset) -> None:
-    """docs/results/boosting-resnet18.md trained it as awp-mce with options, and as the first round of mrboost."""
+    """docs/results/boosting-resnet18.md trained it as awp-mce with options, and as the
+    first round of mrboost."""
     options = {"model": "resnet18", "batch_size": 256, "lr": 0.4, "epochs": 2000}
     resolve = mrboost.recipes.config.resolve
     strong = resolve(recipes.STRONG, digits, **options).recipe
     for name in ("awp-mce", "mrboost"):
-        other = resolve(recipes.get(name), digits, awp=0.005, ema=0.999, schedule="one-cycle", **options).recipe
+        other = resolve(
+            recipes.get(name), digits, awp=0.005, ema=0.999, schedule="one-cycle", **options
+        ).recipe
         for part in (
             "objective",
             "steps",
@@ -380,7 +454,9 @@ def test_strong_is_what_was_measured_under_other_names(digits: Dataset) -> None:
             "cutmix",
         ):
             assert getattr(strong, part) == getattr(other, part)
-    assert strong.sampler.loss == recipes.MRBOOST.sampler.loss, "with no past members the ensemble is the learner"
+    assert strong.sampler.loss == recipes.MRBOOST.sampler.loss, (
+        "with no past members the ensemble is the learner"
+    )
 
 
 def test_a_recipes_average_can_be_changed_and_taken_off(digits: Dataset) -> None:
@@ -388,5 +464,7 @@ def test_a_recipes_average_can_be_changed_and_taken_off(digits: Dataset) -> None
     assert resolve(recipes.STRONG, digits).recipe.ema == 0.999
     assert resolve(recipes.STRONG, digits, ema=0.99).recipe.ema == 0.99
     assert resolve(recipes.STRONG, digits, ema=0).recipe.ema is None
-    with pytest.raises(InputError, match="later_epochs is of the rounds after the first, and strong has one"):
+    with pytest.raises(
+        InputError, match="later_epochs is of the rounds after the first, and strong has one"
+    ):
         resolve(recipes.STRONG, digits, later_epochs=3)

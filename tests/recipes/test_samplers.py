@@ -14,13 +14,39 @@ from mrboost.attacks import PGD
 from mrboost.errors import InputError
 from mrboost.losses import cross_entropy, margin_cross_entropies, margin_cross_entropy
 from mrboost.recipes import Exp
-from mrboost.recipes.samplers import All, Drawn, Learner, Max, Past, Rnd, Sampler, Turn, false_labels
+from mrboost.recipes.samplers import (
+    All,
+    Drawn,
+    Learner,
+    Max,
+    Past,
+    Rnd,
+    Sampler,
+    Turn,
+    false_labels,
+)
 
 ATTACK = PGD(0.1, steps=10)
-SAMPLERS: list[Sampler] = [Learner(), Past(), All(), All(aggressive=False), Drawn(), Rnd(), Max(), Exp(steps=4)]
+SAMPLERS: list[Sampler] = [
+    Learner(),
+    Past(),
+    All(),
+    All(aggressive=False),
+    Drawn(),
+    Rnd(),
+    Max(),
+    Exp(steps=4),
+]
 
 
-def draw(sampler: Sampler, learner: nn.Module, past: Sequence[nn.Module], x: Tensor, y: Tensor, seed: int = 0):
+def draw(
+    sampler: Sampler,
+    learner: nn.Module,
+    past: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    seed: int = 0,
+):
     return sampler(Turn(ATTACK, learner, past, x, y, torch.Generator().manual_seed(seed)))
 
 
@@ -33,7 +59,9 @@ def networks() -> list[nn.Module]:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_stays_in_the_ball_and_leaves_the_networks_alone(sampler, rounds: int, networks, batch) -> None:
+def test_stays_in_the_ball_and_leaves_the_networks_alone(
+    sampler, rounds: int, networks, batch
+) -> None:
     x, y = batch
     learner, past = networks[0].train(), networks[1 : 1 + rounds]
     states = [{k: v.clone() for k, v in network.state_dict().items()} for network in networks]
@@ -70,7 +98,9 @@ def test_all_raises_the_ensembles_mce_more_than_other_moves(model, undefended, d
         ours = summed_mce(together, draw(All(), undefended, [model[0]], x, y).x, y)
         assert ours > summed_mce(together, noise, y)
         assert ours > summed_mce(together, draw(Learner(), undefended, [model[0]], x, y).x, y)
-        assert ours > summed_mce(together, draw(All(loss=cross_entropy), undefended, [model[0]], x, y).x, y)
+        assert ours > summed_mce(
+            together, draw(All(loss=cross_entropy), undefended, [model[0]], x, y).x, y
+        )
         assert ours > summed_mce(together, draw(Past(), undefended, [model[0]], x, y).x, y)
 
 
@@ -87,9 +117,13 @@ def test_drawn_lets_each_image_meet_one_past_member_for_all(networks, batch) -> 
 
     learner, *past = (deepcopy(network).double() for network in networks)
     x, y = batch[0].double()[:7], batch[1][:7]
-    assert torch.equal(draw(Drawn(), learner, past[:1], x, y).x, draw(All(), learner, past[:1], x, y).x)
+    assert torch.equal(
+        draw(Drawn(), learner, past[:1], x, y).x, draw(All(), learner, past[:1], x, y).x
+    )
     assert torch.equal(draw(Drawn(), learner, [], x, y).x, draw(All(), learner, [], x, y).x)
-    first, second = (draw(Learner(margin_cross_entropy), Standing(learner, one), [], x, y).x for one in past)
+    first, second = (
+        draw(Learner(margin_cross_entropy), Standing(learner, one), [], x, y).x for one in past
+    )
     wanted = torch.cat([first[:4], second[4:]])
     assert not torch.equal(wanted, first)
     assert draw(Drawn(), learner, past, x, y).x.numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
@@ -98,7 +132,9 @@ def test_drawn_lets_each_image_meet_one_past_member_for_all(networks, batch) -> 
 
 
 def test_without_aggression_the_learner_does_not_matter(networks, batch) -> None:
-    one, two = (draw(All(aggressive=False), learner, networks[2:], *batch).x for learner in networks[:2])
+    one, two = (
+        draw(All(aggressive=False), learner, networks[2:], *batch).x for learner in networks[:2]
+    )
     assert torch.equal(one, two)
     one, two = (draw(All(), learner, networks[2:], *batch).x for learner in networks[:2])
     assert not torch.equal(one, two)
@@ -107,7 +143,9 @@ def test_without_aggression_the_learner_does_not_matter(networks, batch) -> None
 def test_past_attacks_the_past_and_the_first_learner_itself(networks, batch) -> None:
     one, two = (draw(Past(), learner, networks[2:], *batch).x for learner in networks[:2])
     assert torch.equal(one, two)
-    assert torch.equal(draw(Past(), networks[0], [], *batch).x, draw(Learner(), networks[0], [], *batch).x)
+    assert torch.equal(
+        draw(Past(), networks[0], [], *batch).x, draw(Learner(), networks[0], [], *batch).x
+    )
 
 
 def test_false_labels_are_uniform_over_the_others() -> None:
@@ -136,11 +174,17 @@ def test_rnd_and_max_raise_what_they_are_for(model, undefended, digits) -> None:
         with torch.no_grad():
             logits = (model[0](images) + undefended(images)) / 2
             losses = margin_cross_entropies(logits, y).scatter(1, y[:, None], -torch.inf)
-        return (losses.amax(dim=1) if other is None else losses.gather(1, other[:, None])).mean().item()
+        return (
+            (losses.amax(dim=1) if other is None else losses.gather(1, other[:, None]))
+            .mean()
+            .item()
+        )
 
     rnd, every = (draw(sampler, undefended, [model[0]], x, y) for sampler in (Rnd(), All()))
     assert pair(rnd.x, rnd.other) > pair(every.x, rnd.other)
-    worst, plain = (draw(sampler, undefended, [model[0]], x, y) for sampler in (Max(), All(loss=cross_entropy)))
+    worst, plain = (
+        draw(sampler, undefended, [model[0]], x, y) for sampler in (Max(), All(loss=cross_entropy))
+    )
     assert pair(worst.x, None) > pair(plain.x, None)
 
 
@@ -162,13 +206,16 @@ class Waves(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         t = x.flatten(1).sum(dim=1)
-        return torch.stack([torch.sin(9 * t + self.phase), 1.5 * torch.cos(5 * t), t * self.phase], dim=1)
+        return torch.stack(
+            [torch.sin(9 * t + self.phase), 1.5 * torch.cos(5 * t), t * self.phase], dim=1
+        )
 
 
 @pytest.mark.parametrize(("dimensions", "eta"), [(1, 0.0), (1, 0.5), (1, 2.0), (2, 1.0)])
 @pytest.mark.parametrize("steps", [3, 12])
 def test_exp_draws_from_p_t(dimensions: int, eta: float, steps: int) -> None:
-    """Examples, false labels and perturbations on a grid: the weighted draws match the enumerated P_t."""
+    """Examples, false labels and perturbations on a grid: the weighted draws
+    match the enumerated P_t."""
     points, labels, eps, bins = torch.tensor([0.15, 0.6, 0.9]), torch.tensor([0, 2, 1]), 0.3, 12
     past, learner = [Waves(0.3), Waves(1.2)], Waves(2.0)
     fine = 20 * bins
@@ -179,7 +226,9 @@ def test_exp_draws_from_p_t(dimensions: int, eta: float, steps: int) -> None:
         grid = torch.cartesian_prod(axis, axis) if dimensions == 2 else axis[:, None]
         with torch.no_grad():
             logits = sum(network(grid) for network in (*past, learner))
-        density = (eta * margin_cross_entropies(logits, label.expand(len(grid)))).exp().double() / len(grid)
+        density = (
+            eta * margin_cross_entropies(logits, label.expand(len(grid)))
+        ).exp().double() / len(grid)
         density[:, label] = 0
         exact[i] = density.T.reshape(3, bins, -1).sum(dim=2)
     exact /= exact.sum()
@@ -192,7 +241,9 @@ def test_exp_draws_from_p_t(dimensions: int, eta: float, steps: int) -> None:
     low, high = (x[:, 0] - eps).clamp(min=0), (x[:, 0] + eps).clamp(max=1)
     cell = ((sample.x[:, 0] - low) / (high - low) * bins).long().clamp(0, bins - 1)
     index = (torch.arange(3).repeat_interleave(copies) * 3 + sample.other) * bins + cell
-    found = torch.zeros(9 * bins, dtype=torch.float64).index_add_(0, index, sample.weight.double()) / len(x)
+    found = torch.zeros(9 * bins, dtype=torch.float64).index_add_(
+        0, index, sample.weight.double()
+    ) / len(x)
     assert found.sum().item() == pytest.approx(1, abs=1e-4)
     assert 0.5 * (found.view(3, 3, bins) - exact).abs().sum().item() < 0.05
     assert 0 < sample.facts["acceptance"] <= 1
@@ -206,11 +257,15 @@ def test_exp_approaches_max_as_eta_grows() -> None:
     x, y = torch.full((4000, 1), 0.6), torch.full((4000,), 2)
     axis = torch.linspace(0.3, 0.9, 2001)[:, None]
     with torch.no_grad():
-        losses = margin_cross_entropies(past[0](axis) + learner(axis), torch.full((2001,), 2))[:, :2]
+        losses = margin_cross_entropies(past[0](axis) + learner(axis), torch.full((2001,), 2))[
+            :, :2
+        ]
     best, other = losses.max().item(), losses.amax(dim=0).argmax().item()
     shares, gaps = [], []
     for eta in (0.5, 4.0, 32.0):
-        sample = Exp(eta=eta, steps=60)(Turn(PGD(eps), learner, past, x, y, torch.Generator().manual_seed(0)))
+        sample = Exp(eta=eta, steps=60)(
+            Turn(PGD(eps), learner, past, x, y, torch.Generator().manual_seed(0))
+        )
         with torch.no_grad():
             logits = past[0](sample.x) + learner(sample.x)
         reached = margin_cross_entropy(logits, y, sample.other, reduction="none")

@@ -13,10 +13,22 @@ from mrboost.runs.compare import SideBySide
 
 def evaluation(members: int = 1, n: int = 10, **attacks: str) -> dict[str, Any]:
     outcomes = [
-        {"attack": name, "accuracy": points.count("1") / n, "interval": (0, 1), "correct": [float(c) for c in points]}
+        {
+            "attack": name,
+            "accuracy": points.count("1") / n,
+            "interval": (0, 1),
+            "correct": [float(c) for c in points],
+        }
         for name, points in attacks.items()
     ]
-    return {"members": members, "weights": "best", "eps": 0.1, "norm": "Linf", "n": n, "outcomes": outcomes}
+    return {
+        "members": members,
+        "weights": "best",
+        "eps": 0.1,
+        "norm": "Linf",
+        "n": n,
+        "outcomes": outcomes,
+    }
 
 
 def run(name: str, *evaluations: dict[str, Any]) -> Any:
@@ -25,7 +37,11 @@ def run(name: str, *evaluations: dict[str, Any]) -> Any:
     return SimpleNamespace(config=config, results=results, folder=Path(name), is_of=lambda _: True)
 
 
-AT = run("at", evaluation(clean="1111111111", fgsm="1111000000", cw="1110000001"), evaluation(n=4, square="1110"))
+AT = run(
+    "at",
+    evaluation(clean="1111111111", fgsm="1111000000", cw="1110000001"),
+    evaluation(n=4, square="1110"),
+)
 BOOSTED = run(
     "mrboost",
     evaluation(1, clean="1111111111", fgsm="1000000000"),
@@ -40,7 +56,17 @@ def test_runs_with_all_their_members_are_compared_on_the_same_images() -> None:
     split = binomtest(5, 6).pvalue
     assert split == pytest.approx(14 / 64)
     assert table.differences() == [
-        ["mrboost − at", "best", "Linf 0.1", "10", "-10.00 (1)", f"+40.00 ({split:.2g})", "–", "–", "–"]
+        [
+            "mrboost − at",
+            "best",
+            "Linf 0.1",
+            "10",
+            "-10.00 (1)",
+            f"+40.00 ({split:.2g})",
+            "–",
+            "–",
+            "–",
+        ]
     ]
 
 
@@ -69,7 +95,10 @@ def test_worst_cases_over_other_attacks_are_not_compared() -> None:
 
 
 def test_runs_on_other_images_are_not_compared() -> None:
-    one, other = (evaluation(clean="1111111111", fgsm=points) | {"images": points} for points in ("1" * 10, "0" * 10))
+    one, other = (
+        evaluation(clean="1111111111", fgsm=points) | {"images": points}
+        for points in ("1" * 10, "0" * 10)
+    )
     table = SideBySide.of([run("one", one), run("other", other)])
     assert table.differences() == []
     assert not table.is_best(0, "fgsm")
@@ -82,7 +111,10 @@ def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compare.Run, "open", {"at": AT, "mrboost": BOOSTED}.__getitem__)
     assert "Differences" not in compare.text_table(["at"])
     lines = compare.text_table(["at", "mrboost"]).splitlines()
-    assert " ".join(lines[-1].split()) == "mrboost − at best Linf 0.1 10 -10.00 (1) +40.00 (0.22) – – –"
+    assert (
+        " ".join(lines[-1].split())
+        == "mrboost − at best Linf 0.1 10 -10.00 (1) +40.00 (0.22) – – –"
+    )
 
 
 def test_a_run_without_figures_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

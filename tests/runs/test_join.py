@@ -1,4 +1,5 @@
-"""Networks that were trained apart, joined: the same answers as their mean, a run folder like any other."""
+"""Networks that were trained apart, joined: the same answers as their mean, a run
+folder like any other."""
 
 from __future__ import annotations
 
@@ -20,9 +21,12 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """at with two seeds, trades with other held-out images, and two boosted rounds."""
     folder = tmp_path_factory.mktemp("apart")
     for name, recipe, options in (
-        ("at0", "at", {}), ("at1", "at", {"seed": 1}), ("trades", "trades", {"validation": 40}),
-        ("boosted", "mrboost", {"rounds": 2, "steps": 1}), ("wide", "at", {"eps": 0.2}),
-    ):  # fmt: skip
+        ("at0", "at", {}),
+        ("at1", "at", {"seed": 1}),
+        ("trades", "trades", {"validation": 40}),
+        ("boosted", "mrboost", {"rounds": 2, "steps": 1}),
+        ("wide", "at", {"eps": 0.2}),
+    ):
         mrboost.boost(recipe, "digits", out=folder / name, **SMALL | options)
     return {path.name: path for path in folder.iterdir()}
 
@@ -34,12 +38,16 @@ def test_the_joined_answer_with_their_mean(apart: dict[str, Path], tmp_path: Pat
     for which in ("best", "last"):
         members = [member for run in runs for member in mrboost.load(run, which)]
         mean = torch.stack([member(x) for member in members]).double().mean(dim=0)
-        torch.testing.assert_close(mrboost.load(tmp_path / "all", which)(x).double(), mean, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            mrboost.load(tmp_path / "all", which)(x).double(), mean, rtol=0, atol=1e-5
+        )
     assert len(joined) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["all"]
 
 
-def test_a_joined_run_is_a_run(apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_joined_run_is_a_run(
+    apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = [str(apart["at0"]), str(apart["at1"])]
     out = str(tmp_path / "deep" / "both")
     assert json_of(capsys, "join", *both, "--out", out) == {"run": out, "members": 2}
@@ -56,9 +64,22 @@ def test_a_joined_run_is_a_run(apart: dict[str, Path], tmp_path: Path, capsys: p
     assert f"{both[0]}, {both[1]}" in (Path(out) / "report.html").read_text()
     assert "joins networks" in error_of(capsys, "train", "--resume", "--out", out)
     assert "another configuration" in error_of(capsys, "train", "at", "--resume", "--out", out)
-    more = ["--validation", "32", "--rounds", "2", "--epochs", "1", "--steps", "1", "--out", str(tmp_path / "more")]
+    more = [
+        "--validation",
+        "32",
+        "--rounds",
+        "2",
+        "--epochs",
+        "1",
+        "--steps",
+        "1",
+        "--out",
+        str(tmp_path / "more"),
+    ]
     assert main(["train", "mrboost", "--first", out, *more, "--device", "cpu", "--quiet"]) == 0
-    first, of_first = (mrboost.load(folder, "last", rounds=1) for folder in (tmp_path / "more", both[0]))
+    first, of_first = (
+        mrboost.load(folder, "last", rounds=1) for folder in (tmp_path / "more", both[0])
+    )
     assert all(map(torch.equal, first.state_dict().values(), of_first.state_dict().values()))
 
 
@@ -66,11 +87,15 @@ def test_weights_are_learned_on_images_that_all_held_out(
     apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mrboost.join([apart["at0"], apart["at1"]], tmp_path / "same")
-    weights = json_of(capsys, "reweight", tmp_path / "same", "--device", "cpu", "--quiet")["weights"]
+    weights = json_of(capsys, "reweight", tmp_path / "same", "--device", "cpu", "--quiet")[
+        "weights"
+    ]
     assert sum(weights) == pytest.approx(1)
     assert mrboost.load(tmp_path / "same").weights.tolist() == pytest.approx(weights)
     mrboost.join([apart["at0"], apart["trades"]], tmp_path / "others")
-    assert "no images that all networks" in error_of(capsys, "reweight", tmp_path / "others", "--device", "cpu")
+    assert "no images that all networks" in error_of(
+        capsys, "reweight", tmp_path / "others", "--device", "cpu"
+    )
 
 
 def test_what_does_not_belong_together(

@@ -32,7 +32,9 @@ def test_both_solvers_against_a_grid() -> None:
         return float((true - mixed.max(axis=1)).min())
 
     def loss(w: np.ndarray) -> float:
-        return F.cross_entropy(torch.tensor(np.tensordot(w, logits, axes=1)), torch.tensor(y)).item()
+        return F.cross_entropy(
+            torch.tensor(np.tensordot(w, logits, axes=1)), torch.tensor(y)
+        ).item()
 
     grid = [np.array([a, b, 100 - a - b]) / 100 for a in range(101) for b in range(101 - a)]
     best = max(map(least_margin, grid))
@@ -49,7 +51,8 @@ def test_a_bad_member_loses_its_weight(objective, model, digits) -> None:
     attack = PGD(0.05, steps=5)
     x, y = digits.train.images()[:100], digits.train.y[:100]
     with torch.no_grad():
-        stands = margin(model(attack(model, x, y)), y, reduction="none") < -1  # no image is lost by all members
+        # No image is lost by all members
+        stands = margin(model(attack(model, x, y)), y, reduction="none") < -1
     x, y = x[stands], y[stands]
     ensemble = Ensemble([noise, model[0]]).eval()
     learned = learn_weights(ensemble, x, y, attack, objective=objective)

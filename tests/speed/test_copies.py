@@ -1,4 +1,5 @@
-"""Quick copies of a model: they answer as it does, and are not made where tracing would change something."""
+"""Quick copies of a model: they answer as it does, and are not made where tracing
+would change something."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def test_a_quick_copy_answers_as_the_model_does(model, batch) -> None:
     resnet = build("resnet18", (3, 32, 32), 10).eval()
     with torch.no_grad():
         for _ in range(2):
-            resnet.train()(torch.rand(16, 3, 32, 32))  # BatchNorm statistics that are not the initial ones
+            # BatchNorm statistics that are not the initial ones
+            resnet.train()(torch.rand(16, 3, 32, 32))
     resnet.eval()
     for network, images in ((model, x), (resnet, torch.rand(4, 3, 32, 32))):
         copy = quick(network, images)
@@ -96,7 +98,8 @@ def test_a_failing_copy_fails_in_silence(batch, capfd) -> None:
 
 
 def test_a_copy_of_an_ensemble_lies_where_its_members_do() -> None:
-    """Also where they were put together afterwards, and the ensemble's weights have stayed on the host."""
+    """Also where they were put together afterwards, and the ensemble's weights
+    have stayed on the host."""
     ensemble = Ensemble([build("cnn9", (3, 32, 32), 10).to("meta") for _ in range(2)])
     copy = copies._copy(ensemble, half=False, passes=())
     assert {tensor.device.type for tensor in (*copy.parameters(), *copy.buffers())} == {"meta"}
@@ -116,7 +119,11 @@ def test_shared_layers_are_not_folded(batch) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.one, self.two = nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)
+            self.conv, self.one, self.two = (
+                nn.Conv2d(1, 1, 3, padding=1),
+                nn.BatchNorm2d(1),
+                nn.BatchNorm2d(1),
+            )
             self.two.running_mean.fill_(0.3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +137,8 @@ def test_shared_layers_are_not_folded(batch) -> None:
 
 @pytest.fixture
 def small_wide_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """WideResNet-34-10 with one block a stage and a tenth of the channels: the same layers in the same order."""
+    """WideResNet-34-10 with one block a stage and a tenth of the channels: the same
+    layers in the same order."""
     shrunk = (lambda shape, classes: _wide_resnet(shape, classes, depth=10, widen=1), True)
     monkeypatch.setitem(registry._REGISTRY, "wrn-34-10", shrunk)
 
@@ -145,7 +153,8 @@ def test_a_copy_follows_its_network(name: str) -> None:
     assert copy is not network
     with torch.no_grad():
         for key, tensor in network.state_dict().items():
-            if tensor.is_floating_point() and key != "weights":  # those of an ensemble, which are not trained
+            # Those of an ensemble, which are not trained
+            if tensor.is_floating_point() and key != "weights":
                 tensor.mul_(1 + 0.2 * torch.rand_like(tensor)).add_(0.01 * torch.rand_like(tensor))
         before = copy(x)
         refresh(copy)
@@ -180,7 +189,9 @@ def test_fused_copies_answer_and_follow(name: str) -> None:
     assert "_ConvRelu" in kinds
     assert ("_NormRelu" in kinds) == (name == "wrn-34-10")
     assert ("_BareConv" in kinds) == (name == "resnet18")
-    assert sum(getattr(part, "twice", False) for part in copy.modules()) == (8 if name == "resnet18" else 0)
+    assert sum(getattr(part, "twice", False) for part in copy.modules()) == (
+        8 if name == "resnet18" else 0
+    )
     for _ in range(2):
         answers = []
         for one in (copy, network):
@@ -213,9 +224,18 @@ class _Joint(nn.Module):
     ("first", "second"),
     [
         ({"kernel_size": 3, "padding": 1, "stride": 2}, {"kernel_size": 1, "stride": 2}),
-        ({"kernel_size": 3, "padding": 1, "stride": (1, 2), "bias": False}, {"kernel_size": 1, "stride": (1, 2)}),
-        ({"kernel_size": 3, "padding": 1, "stride": (3, 1)}, {"kernel_size": 1, "stride": (3, 1), "bias": False}),
-        ({"kernel_size": 3, "padding": 2, "stride": 2}, {"kernel_size": 1, "padding": 1, "stride": 2, "bias": True}),
+        (
+            {"kernel_size": 3, "padding": 1, "stride": (1, 2), "bias": False},
+            {"kernel_size": 1, "stride": (1, 2)},
+        ),
+        (
+            {"kernel_size": 3, "padding": 1, "stride": (3, 1)},
+            {"kernel_size": 1, "stride": (3, 1), "bias": False},
+        ),
+        (
+            {"kernel_size": 3, "padding": 2, "stride": 2},
+            {"kernel_size": 1, "padding": 1, "stride": 2, "bias": True},
+        ),
         ({"kernel_size": 1, "bias": False}, {"kernel_size": 1, "bias": False}),
         ({"kernel_size": 3, "padding": 1}, {"kernel_size": 3, "padding": 2, "dilation": 2}),
     ],
@@ -240,7 +260,12 @@ def test_convolutions_that_are_added(first: dict, second: dict) -> None:
 @pytest.mark.usefixtures("spelt_out")
 def test_a_weight_that_is_computed_is_followed_or_no_copy_is_made(batch) -> None:
     torch.manual_seed(0)
-    layers = [weight_norm(nn.Conv2d(1, 4, 3, padding=1)), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)]
+    layers = [
+        weight_norm(nn.Conv2d(1, 4, 3, padding=1)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    ]
     network, x = nn.Sequential(*layers).eval().requires_grad_(False), batch[0]
     copy = quick(network, x)
     fused = Copy(network, passes=(fuse_relu, fuse_sums))
@@ -255,12 +280,23 @@ def test_a_weight_that_is_computed_is_followed_or_no_copy_is_made(batch) -> None
     ("conv", "pool"),
     [
         ({"kernel_size": 3, "padding": 1}, {"kernel_size": 2}),
-        ({"kernel_size": 5, "stride": 2, "bias": False}, {"kernel_size": 3, "stride": 2, "padding": 1}),
-        ({"kernel_size": (3, 2), "stride": (1, 2), "dilation": (2, 1), "padding": (0, 3)}, {"kernel_size": (2, 3)}),
-        ({"kernel_size": 2, "padding": 1}, {"kernel_size": 2, "stride": 1, "dilation": 2, "ceil_mode": True}),
+        (
+            {"kernel_size": 5, "stride": 2, "bias": False},
+            {"kernel_size": 3, "stride": 2, "padding": 1},
+        ),
+        (
+            {"kernel_size": (3, 2), "stride": (1, 2), "dilation": (2, 1), "padding": (0, 3)},
+            {"kernel_size": (2, 3)},
+        ),
+        (
+            {"kernel_size": 2, "padding": 1},
+            {"kernel_size": 2, "stride": 1, "dilation": 2, "ceil_mode": True},
+        ),
     ],
 )
-def test_pools_and_first_convolutions_answer_as_before(channels: int, conv: dict, pool: dict) -> None:
+def test_pools_and_first_convolutions_answer_as_before(
+    channels: int, conv: dict, pool: dict
+) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(channels, 5, **conv), nn.ReLU(inplace=True), nn.MaxPool2d(**pool)]
     network = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(10)).double().eval()

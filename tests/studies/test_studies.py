@@ -1,4 +1,5 @@
-"""The pages of studies, through the command line at scale smoke: what stands there is what the runs hold."""
+"""The pages of studies, through the command line at scale smoke: what stands there
+is what the runs hold."""
 
 from __future__ import annotations
 
@@ -49,21 +50,32 @@ def test_cells_are_what_the_runs_hold(smoke: Path) -> None:
     assert table["AT + MCE"]["paper"] == ["81.13", "51.86", "84.37", "48.47"]
     for label, recipe in (("AT", "at"), ("AT + MCE", "at-mce")):
         run = smoke / "runs" / f"digits-cnn-digits-{recipe}-1x1-seed0"
-        ours = [outcome(run, attack, weights) for weights in ("best", "last") for attack in ("clean", "pgd-20")]
+        ours = [
+            outcome(run, attack, weights)
+            for weights in ("best", "last")
+            for attack in ("clean", "pgd-20")
+        ]
         assert table[label]["ours"] == [f"{value:.2f}" for value in ours]
         theirs = [float(value) for value in table[label]["paper"]]
-        assert table[label]["difference"] == [f"{a - b:+.2f}" for a, b in zip(ours, theirs, strict=True)]
+        assert table[label]["difference"] == [
+            f"{a - b:+.2f}" for a, b in zip(ours, theirs, strict=True)
+        ]
 
 
 def test_rows_are_compared_point_by_point(smoke: Path) -> None:
     page = (smoke / "mce-resnet18.md").read_text()
     points = []
     for recipe in ("at-mce", "at"):
-        results = json.loads((smoke / f"runs/digits-cnn-digits-{recipe}-1x1-seed0/results.json").read_text())
+        results = json.loads(
+            (smoke / f"runs/digits-cnn-digits-{recipe}-1x1-seed0/results.json").read_text()
+        )
         last = next(e for e in results["evaluations"] if e["weights"] == "last")
         points.append(next(o["correct"] for o in last["outcomes"] if o["attack"] == "pgd-20"))
     ours, theirs = points
-    split = sum(a > b for a, b in zip(ours, theirs, strict=True)), sum(a < b for a, b in zip(ours, theirs, strict=True))
+    split = (
+        sum(a > b for a, b in zip(ours, theirs, strict=True)),
+        sum(a < b for a, b in zip(ours, theirs, strict=True)),
+    )
     chance = binomtest(split[0], sum(split)).pvalue if sum(split) else 1.0
     line = next(line for line in page.splitlines() if line.startswith("| AT + MCE − AT |"))
     assert line.endswith(f"| {100 * (split[0] - split[1]) / 40:+.2f} ({chance:.2g}) |")
@@ -87,9 +99,9 @@ def test_a_staged_study_has_every_round(smoke: Path) -> None:
     expected = [outcome(run, attack, members=m) for m in (1, 2) for attack in ("clean", "pgd-20")]
     assert table["MRBoost.NN + Ind + PerInit"]["ours"] == [f"{value:.2f}" for value in expected]
     assert table["Wider model"]["ours"][2:] == ["–", "–"]
-    assert json.loads((smoke / "runs/digits-cnn-digits-wider-1x1-seed0/config.json").read_text())["model"] == (
-        "5xcnn-digits"
-    )
+    assert json.loads((smoke / "runs/digits-cnn-digits-wider-1x1-seed0/config.json").read_text())[
+        "model"
+    ] == ("5xcnn-digits")
 
 
 def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
@@ -114,7 +126,9 @@ def test_the_cost_is_that_of_the_studys_own_evaluations(smoke: Path, tmp_path: P
     found = json.loads(results.read_text())
     for evaluation in found["evaluations"]:
         for known in evaluation["outcomes"]:
-            known["seconds"] = 1000 if known["attack"] == "pgd-20" else 10**6 if known["attack"] == "cw" else 0
+            known["seconds"] = (
+                1000 if known["attack"] == "pgd-20" else 10**6 if known["attack"] == "cw" else 0
+            )
     results.write_text(json.dumps(found))
     assert main(["study", "samplers", *SMOKE, "--out", str(tmp_path / "out")]) == 0
     cost = re.search(r"and (\d+) s of evaluation", (tmp_path / "out/samplers.md").read_text())
@@ -158,24 +172,45 @@ def test_accuracy_beside_seconds_is_named(smoke: Path, tmp_path: Path) -> None:
     shutil.copytree(smoke / "runs", tmp_path / "runs")
     assert main(["study", "overhead", *SMOKE, "--also", "pgd-3", "--out", str(tmp_path)]) == 0
     page = (tmp_path / "overhead.md").read_text()
-    assert "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± 15.5 at 50 %." in page
+    assert (
+        "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± "
+        "15.5 at 50 %." in page
+    )
 
 
 def test_more_rounds_than_the_papers_stand_in_order(pictures: list[str], tmp_path: Path) -> None:
-    command = ["study", "boosting", *SMOKE, *pictures, "--rounds", "10", "--only", "mrboost", "--out", str(tmp_path)]
+    command = [
+        "study",
+        "boosting",
+        *SMOKE,
+        *pictures,
+        "--rounds",
+        "10",
+        "--only",
+        "mrboost",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(command) == 0
-    head = next(line for line in (tmp_path / "boosting.md").read_text().splitlines() if line.startswith("| method |"))
+    head = next(
+        line
+        for line in (tmp_path / "boosting.md").read_text().splitlines()
+        if line.startswith("| method |")
+    )
     assert re.findall(r"members (\d+), clean", head) == [str(count) for count in range(1, 11)]
 
 
 def test_studies_share_their_trainings(smoke: Path) -> None:
     names = {path.name for path in (smoke / "runs").iterdir()}
     assert len(names) == 26
-    assert sum("-at-mce-1x1-" in name for name in names) == 1, "for mce-resnet18, mce-wrn, samplers, curves, adaptive"
+    assert sum("-at-mce-1x1-" in name for name in names) == 1, (
+        "for mce-resnet18, mce-wrn, samplers, curves, adaptive"
+    )
 
 
 def test_first_rounds_are_trained_once(smoke: Path) -> None:
-    """Eight boosted rows and two losses: six first rounds, and those of at and at-mce, are not trained again."""
+    """Eight boosted rows and two losses: six first rounds, and those of at and at-mce,
+    are not trained again."""
     firsts: dict[bytes, set[str]] = {}
     for folder in (smoke / "runs").glob("*-2x1-*"):
         config = json.loads((folder / "config.json").read_text())
@@ -190,19 +225,31 @@ def test_a_first_round_of_other_options_is_not_taken(smoke: Path, tmp_path: Path
     shutil.copytree(smoke / "runs", tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "digits-cnn-digits-mrboost-2x1-seed0")
     digits = mrboost.data.load("digits")
-    for options, twin in (({}, "at-mce"), ({"awp": 0.01}, "awp-mce"), ({"lr": 0.05}, None), ({"epochs": 2}, None)):
-        request = studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+    for options, twin in (
+        ({}, "at-mce"),
+        ({"awp": 0.01}, "awp-mce"),
+        ({"lr": 0.05}, None),
+        ({"epochs": 2}, None),
+    ):
+        request = studies.Request(
+            studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options
+        )
         (training,) = running.choose(request.trainings(), ["mrboost"])
         found = running.find_first_round(training, digits)
         assert (found and found.name) == (twin and f"digits-cnn-digits-{twin}-1x1-seed0")
-    assert running.find_first_round(running.choose(request.trainings(), ["wider"])[0], digits) is None
+    assert (
+        running.find_first_round(running.choose(request.trainings(), ["wider"])[0], digits) is None
+    )
 
 
 def test_contours_and_theory_state_closed_forms(smoke: Path) -> None:
     e = math.exp
     mce = -5 + math.log(e(5) + e(4) + 1) + 4 + math.log(e(-5) + e(-4) + 1)
     ce = 2 * (-5 + math.log(e(5) + e(4) + 1))
-    assert f"| (5, 4, 0) | {mce:.3f} | {ce:.3f} | {mce - ce:+.3f} |" in (smoke / "mce-contours.md").read_text()
+    assert (
+        f"| (5, 4, 0) | {mce:.3f} | {ce:.3f} | {mce - ce:+.3f} |"
+        in (smoke / "mce-contours.md").read_text()
+    )
     theory = (smoke / "theory.md").read_text()
     assert "| margin boosting | holds | 0.8000 | holds, τ = 0.2 |" in theory
     assert "| RobBoost | fails | -1.0000 | fails |" in theory
@@ -211,12 +258,16 @@ def test_contours_and_theory_state_closed_forms(smoke: Path) -> None:
 
 
 def test_a_plot_without_lines_is_left_out(tmp_path: Path) -> None:
-    assert main(["study", "boosting", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "deeper"]) == 0
+    assert (
+        main(["study", "boosting", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "deeper"])
+        == 0
+    )
     assert "![" not in (tmp_path / "boosting.md").read_text(), "no row has a second round"
 
 
 def test_the_page_shows_what_is_there(tmp_path) -> None:
-    """Rows that have not met a new attack keep their other numbers; seconds are those of the seeds that are there."""
+    """Rows that have not met a new attack keep their other numbers; seconds are those of the
+    seeds that are there."""
     command = ["study", "curves", *SMOKE, "--n", "10", "--out", str(tmp_path)]
     assert main(command) == 0
     before = cells(tmp_path / "curves.md")["AT + MCE"]["ours"]

@@ -1,4 +1,5 @@
-"""What studies consist of before anything runs: the paper's configuration, rows that are compared, what is refused."""
+"""What studies consist of before anything runs: the paper's configuration, rows that are
+compared, what is refused."""
 
 from __future__ import annotations
 
@@ -41,10 +42,22 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
         (["curves", "--scale", "smoke", "--seeds", "0", "0"], "seeds must differ, got 0 0"),
         (["samplers", "--scale", "smoke", "--rounds", "3"], "leave --rounds out"),
         (["samplers", "--scale", "smoke", "--smoothing", "0.1"], "trains on pairs"),
-        (["samplers", "--scale", "smoke", "--later-epochs", "3"], "later_epochs is of the rounds after the first"),
-        (["curves", "--scale", "smoke", "--steps", "0"], "steps must be a whole number of at least 1, got 0"),
-        (["theory", "--scale", "smoke", "--epochs", "3"], "theory has no trainings: leave epochs out"),
-        (["theory", "--scale", "smoke", "--n", "3", "--data", "mnist", "--seeds", "1"], "leave mnist, n, seeds out"),
+        (
+            ["samplers", "--scale", "smoke", "--later-epochs", "3"],
+            "later_epochs is of the rounds after the first",
+        ),
+        (
+            ["curves", "--scale", "smoke", "--steps", "0"],
+            "steps must be a whole number of at least 1, got 0",
+        ),
+        (
+            ["theory", "--scale", "smoke", "--epochs", "3"],
+            "theory has no trainings: leave epochs out",
+        ),
+        (
+            ["theory", "--scale", "smoke", "--n", "3", "--data", "mnist", "--seeds", "1"],
+            "leave mnist, n, seeds out",
+        ),
         (["theory", "--scale", "smoke", "--part", "1/2"], "no trainings: leave --part out"),
         (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
@@ -60,7 +73,21 @@ def test_mistakes_are_one_line(given: list[str], words: str, tmp_path, capsys) -
 def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsys) -> None:
     real = running.datasets.load
     monkeypatch.setattr(running.datasets, "load", lambda *a, **k: real(*a, **k, download=False))
-    assert main(["study", "mce-wrn", "--scale", "full", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
+    assert (
+        main(
+            [
+                "study",
+                "mce-wrn",
+                "--scale",
+                "full",
+                "--data-dir",
+                str(tmp_path),
+                "--out",
+                str(tmp_path / "o"),
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "put cifar-10-python.tar.gz into" in err
@@ -68,11 +95,29 @@ def test_missing_data_are_found_before_any_training(tmp_path, monkeypatch, capsy
 
 
 OTHERS = {
-    "eps": 0.2, "norm": "L2", "steps": 3, "step_size": 0.01, "batch_size": 64, "lr": 0.05, "later_lr": 0.01,
-    "validation": 20, "select_on": "test", "precision": "32-true", "fast": "off", "schedule": "one-cycle", "ema": 0.9,
-    "clip": 1.0, "awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "padding": 2, "flip": None, "start": "half",
-    "aggressive": False, "past": "best",
-}  # fmt: skip
+    "eps": 0.2,
+    "norm": "L2",
+    "steps": 3,
+    "step_size": 0.01,
+    "batch_size": 64,
+    "lr": 0.05,
+    "later_lr": 0.01,
+    "validation": 20,
+    "select_on": "test",
+    "precision": "32-true",
+    "fast": "off",
+    "schedule": "one-cycle",
+    "ema": 0.9,
+    "clip": 1.0,
+    "awp": 0.01,
+    "smoothing": 0.1,
+    "cutmix": 0.5,
+    "padding": 2,
+    "flip": None,
+    "start": "half",
+    "aggressive": False,
+    "past": "best",
+}
 OF_OTHER_RECIPES = {"eta", "penalty"}
 IN_THE_NAME = {"model", "rounds", "epochs", "later_epochs", "seed"}
 
@@ -80,14 +125,18 @@ IN_THE_NAME = {"model", "rounds", "epochs", "later_epochs", "seed"}
 def _training(out: Path, data: str, **options) -> studies.Training:
     """Two rounds of margin boosting; the scale says nothing but the number of epochs."""
     scale = studies.Scale("bare", "", {"epochs": 1}, models={"resnet18": "cnn-digits"})
-    request = studies.Request(studies.get("boosting"), scale, out, (data,), options={"rounds": 2, **options})
+    request = studies.Request(
+        studies.get("boosting"), scale, out, (data,), options={"rounds": 2, **options}
+    )
     return next(training for training in request.trainings() if training.recipe.name == "mrboost")
 
 
 def _begin(training: studies.Training) -> Path:
     """Its folder as a training leaves it; what was made is read from config.json alone."""
     data = mrboost.data.load(training.data)
-    return Run.create(training.folder, describe(resolve(training.recipe, data, **training.options), data)).folder
+    return Run.create(
+        training.folder, describe(resolve(training.recipe, data, **training.options), data)
+    ).folder
 
 
 def test_every_option_is_told_apart() -> None:
@@ -96,10 +145,14 @@ def test_every_option_is_told_apart() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("kind", ["named", "folder"])
-def test_an_option_left_out_is_its_default(kind: str, name: str, pictures: list[str], tmp_path) -> None:
-    """A run that was made with another one is not taken for it, nor one that was made without for one with it."""
+def test_an_option_left_out_is_its_default(
+    kind: str, name: str, pictures: list[str], tmp_path
+) -> None:
+    """A run that was made with another one is not taken for it, nor one that was made
+    without for one with it."""
     data = "digits" if kind == "named" else pictures[1]
-    value = (kind == "named") if name == "flip" else OTHERS[name]  # mirror images are usual in folders
+    # Mirror images are usual in folders
+    value = (kind == "named") if name == "flip" else OTHERS[name]
     given = {name: value} | ({"eps": 0.5} if name == "norm" else {})
     for place, made, asked in (("with", given, {}), ("without", {}, given)):
         _begin(_training(tmp_path / place, data, **made))
@@ -110,12 +163,22 @@ def test_an_option_left_out_is_its_default(kind: str, name: str, pictures: list[
 
 def test_an_option_that_is_said_may_be_its_default(tmp_path) -> None:
     _begin(_training(tmp_path, "digits"))
-    usual = {"validation": 144, "precision": "auto", "fast": "auto", "norm": "Linf", "ema": 0, "awp": 0, "flip": False}
+    usual = {
+        "validation": 144,
+        "precision": "auto",
+        "fast": "auto",
+        "norm": "Linf",
+        "ema": 0,
+        "awp": 0,
+        "flip": False,
+    }
     assert _training(tmp_path, "digits", **usual).run() is not None
 
 
 @pytest.mark.parametrize("kind", ["named", "folder"])
-def test_a_run_is_not_refused_for_what_older_versions_did_not_write(kind: str, pictures: list[str], tmp_path) -> None:
+def test_a_run_is_not_refused_for_what_older_versions_did_not_write(
+    kind: str, pictures: list[str], tmp_path
+) -> None:
     data = "digits" if kind == "named" else pictures[1]
     training = _training(tmp_path, data)
     path = _begin(training) / "config.json"
@@ -126,7 +189,10 @@ def test_a_run_is_not_refused_for_what_older_versions_did_not_write(kind: str, p
         del config["recipe"][key]
     path.write_text(json.dumps(config))
     assert training.run() is not None
-    assert _training(tmp_path, data, precision="auto", padding=0 if kind == "named" else 1).run() is not None
+    assert (
+        _training(tmp_path, data, precision="auto", padding=0 if kind == "named" else 1).run()
+        is not None
+    )
     with pytest.raises(InputError, match="precision: 'auto' -> '32-true'"):
         _training(tmp_path, data, precision="32-true").run()
     path.write_text(json.dumps(config | {"validation": 20}))
@@ -148,7 +214,9 @@ def test_a_run_without_the_number_of_images_goes_on(tiny: Dataset, tmp_path) -> 
 
 def test_the_rounds_and_epochs_are_in_the_name_of_a_run(tmp_path) -> None:
     def training(recipe: str, **options) -> studies.Training:
-        request = studies.Request(studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options)
+        request = studies.Request(
+            studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options
+        )
         return next(t for t in request.trainings() if t.recipe.name == recipe)
 
     assert training("mrboost", later_epochs=3).folder.name.endswith("2x1-3-seed0")
@@ -156,12 +224,16 @@ def test_the_rounds_and_epochs_are_in_the_name_of_a_run(tmp_path) -> None:
 
 
 def test_a_recipes_own_average_is_found_again(tmp_path) -> None:
-    study = studies.Study("own", "A row with an average of its own", (studies.Row("strong", "strong"),))
+    study = studies.Study(
+        "own", "A row with an average of its own", (studies.Row("strong", "strong"),)
+    )
     for options, found in (({}, 0.999), ({"ema": 0.0}, None)):
         out = tmp_path / str(found)
         request = studies.Request(study, studies.get_scale("smoke"), out, options=options)
         (training,) = request.trainings()
-        mrboost.boost(training.recipe, "digits", out=training.folder, device="cpu", **training.options)
+        mrboost.boost(
+            training.recipe, "digits", out=training.folder, device="cpu", **training.options
+        )
         run = training.run()
         assert run is not None
         assert run.config["recipe"]["ema"] == found
@@ -169,9 +241,12 @@ def test_a_recipes_own_average_is_found_again(tmp_path) -> None:
 
 def test_autoattack_sees_at_most_the_scales_images(tmp_path) -> None:
     for scale, n, expected in (
-        ("short", None, (None, 1000)), ("short", 500, (500, 500)), ("short", 2000, (2000, 1000)),
-        ("full", None, (None, None)), ("full", 2000, (2000, 2000)),
-    ):  # fmt: skip
+        ("short", None, (None, 1000)),
+        ("short", 500, (500, 500)),
+        ("short", 2000, (2000, 1000)),
+        ("full", None, (None, None)),
+        ("full", 2000, (2000, 2000)),
+    ):
         request = studies.Request(studies.get("mce-wrn"), studies.get_scale(scale), tmp_path, n=n)
         assert (request.images("pgd-20"), request.images("autoattack")) == expected
 
@@ -180,7 +255,11 @@ def test_list_names_every_study_and_scale(capsys) -> None:
     assert main(["study", "--list"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == list(studies.STUDIES)
-    assert [line.split()[1] for line in out.split("\n\n")[1].splitlines()] == ["full", "short", "smoke"]
+    assert [line.split()[1] for line in out.split("\n\n")[1].splitlines()] == [
+        "full",
+        "short",
+        "smoke",
+    ]
 
 
 def _like(name: str) -> Dataset:
@@ -195,16 +274,36 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
     seen = set()
     for study in studies.STUDIES.values():
         for training in studies.Request(study, studies.get_scale("full"), tmp_path).trainings():
-            config = resolve(training.recipe, _like(training.data), **{**training.options, "validation": 2})
-            epochs, select_on = (3, "validation") if study.name == "overhead" else (100, "test")
-            assert (config.epochs, config.batch_size, config.lr, config.select_on) == (epochs, 128, 0.1, select_on)
-            assert (config.recipe.momentum, config.recipe.weight_decay, config.recipe.steps) == (0.9, 5e-4, 10)
-            assert [config.recipe.schedule(epoch / 100) for epoch in (0, 49, 50, 74, 75, 99)] == pytest.approx(
-                [1, 1, 0.1, 0.1, 0.01, 0.01]
+            config = resolve(
+                training.recipe, _like(training.data), **{**training.options, "validation": 2}
             )
-            assert (config.eps, config.norm, config.precision, config.fast) == (8 / 255, "Linf", "32-true", "off")
-            assert config.step_size == pytest.approx(1 / 255 if training.data == "svhn" else 2 / 255)
-            boosted = study.name == "boosting" and training.label.startswith(("MRBoost", "RobBoost"))
+            epochs, select_on = (3, "validation") if study.name == "overhead" else (100, "test")
+            assert (config.epochs, config.batch_size, config.lr, config.select_on) == (
+                epochs,
+                128,
+                0.1,
+                select_on,
+            )
+            assert (config.recipe.momentum, config.recipe.weight_decay, config.recipe.steps) == (
+                0.9,
+                5e-4,
+                10,
+            )
+            assert [
+                config.recipe.schedule(epoch / 100) for epoch in (0, 49, 50, 74, 75, 99)
+            ] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+            assert (config.eps, config.norm, config.precision, config.fast) == (
+                8 / 255,
+                "Linf",
+                "32-true",
+                "off",
+            )
+            assert config.step_size == pytest.approx(
+                1 / 255 if training.data == "svhn" else 2 / 255
+            )
+            boosted = study.name == "boosting" and training.label.startswith(
+                ("MRBoost", "RobBoost")
+            )
             assert config.rounds == (5 if boosted else 2 if training.label == "Pinot" else 1)
             seen.add((study.name, config.data, config.model))
     resnets = {("mce-resnet18", data, "resnet18") for data in ("svhn", "cifar10", "cifar100")}
@@ -216,10 +315,14 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"eps": 0.1, "flip": False, "later_epochs": 3, "step_size": 0.05}])
+@pytest.mark.parametrize(
+    "options", [{}, {"eps": 0.1, "flip": False, "later_epochs": 3, "step_size": 0.05}]
+)
 def test_a_plan_gives_the_commands_of_its_trainings(options: Options, tmp_path) -> None:
     for scale in studies.SCALES.values():
-        for training in studies.Request(studies.get("boosting"), scale, tmp_path, options=options).trainings():
+        for training in studies.Request(
+            studies.get("boosting"), scale, tmp_path, options=options
+        ).trainings():
             words = shlex.split(training.command())[1:]
             parsed = vars(arguments.parse(words, {"train": lambda parsed: None}))
             said = {key: parsed[key] for key in Options.__annotations__ if parsed[key] is not None}
@@ -234,7 +337,9 @@ def test_a_plan_says_what_is_left_and_does_nothing(tmp_path, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "trainings: 1, finished: 0"
     assert lines[2] == "AT on digits, seed 0: to be trained"
-    assert lines[4:] == [f"  {which} weights, members 1, 40 test images: pgd-20" for which in ("best", "last")]
+    assert lines[4:] == [
+        f"  {which} weights, members 1, 40 test images: pgd-20" for which in ("best", "last")
+    ]
     assert not (tmp_path / "out").exists()
     assert main(["study", "curves", *out]) == 0
     capsys.readouterr()
@@ -244,13 +349,23 @@ def test_a_plan_says_what_is_left_and_does_nothing(tmp_path, capsys) -> None:
 
 def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
     svhn, cifar10, *_ = {
-        t.data: t for t in studies.Request(studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path).trainings()
+        t.data: t
+        for t in studies.Request(
+            studies.get("mce-resnet18"), studies.get_scale("full"), tmp_path
+        ).trainings()
     }.values()
     model = mrboost.Ensemble([torch.nn.Flatten()])
     for training, step in ((svhn, 1 / 255), (cifar10, 2 / 255)):
         x, y = torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2
-        data = Dataset(training.data, Split(x, y), Split(x, y), ("a", "b"), mrboost.data.defaults(training.data, 32))
-        config = resolve(training.recipe, data, steps=3)  # fewer and longer steps of the training are not the judge's
+        data = Dataset(
+            training.data,
+            Split(x, y),
+            Split(x, y),
+            ("a", "b"),
+            mrboost.data.defaults(training.data, 32),
+        )
+        # Fewer and longer steps of the training are not the judge's
+        config = resolve(training.recipe, data, steps=3)
         assert config.step_size > config.judge_step == step
         run = SimpleNamespace(config=config.describe())
         found = running.attacks_of(training, run, ("fgsm", "pgd-20", "pgd-mce-20"), model)
@@ -261,7 +376,10 @@ def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
 
 def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
     def training(label: str, seed: int, **columns: str) -> SimpleNamespace:
-        points = {f"cifar10/{where.replace('_', '/')}/pgd-20": [float(c) for c in cs] for where, cs in columns.items()}
+        points = {
+            f"cifar10/{where.replace('_', '/')}/pgd-20": [float(c) for c in cs]
+            for where, cs in columns.items()
+        }
         outcomes = {column: {"correct": correct} for column, correct in points.items()}
         return SimpleNamespace(label=label, options={"seed": seed}, outcomes=lambda: outcomes)
 
@@ -274,7 +392,8 @@ def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
     ]
     (table,) = studies.pairs.paired(studies.report("boosting"), done)  # type: ignore[arg-type]
     assert table.head == ["", "pgd-20"]
-    # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are higher: p is 2 / 2³.
+    # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are
+    # higher: p is 2 / 2³.
     assert table.rows == [["MRBoost.NN + Ind + PerInit − Wider model", "+30.00 (0.25)"]]
 
 

@@ -1,4 +1,5 @@
-"""The runs of studies, through the command line: which are made, gone on with, gathered, or refused."""
+"""The runs of studies, through the command line: which are made, gone on with,
+gathered, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def test_a_finished_study_does_nothing_again(smoke: Path, monkeypatch: pytest.Mo
         pages = [(smoke / f"{name}.md").read_text()]
         assert main(["study", name, *SMOKE, "--out", str(smoke)]) == 0
         pages.append((smoke / f"{name}.md").read_text())
-        # Studies that came later have measured some clean accuracies again: the seconds are those of the last time.
+        # Studies that came later have measured some clean accuracies again: the seconds are
+        # those of the last time.
         first, second = (re.sub(r"and \d+ s of evaluation", "", page) for page in pages)
         assert first == second
 
@@ -43,7 +45,18 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
         return real(recipe, *arguments, **options)
 
     monkeypatch.setattr(running, "boost", boost)
-    command = ["study", "curves", "--scale", "smoke", "--device", "cpu", "--n", "12", "--out", str(tmp_path)]
+    command = [
+        "study",
+        "curves",
+        "--scale",
+        "smoke",
+        "--device",
+        "cpu",
+        "--n",
+        "12",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(command) == 130
     err = capsys.readouterr().err
     assert "curves: 1 of 2, AT on digits, seed 0" in err
@@ -62,7 +75,19 @@ def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
 def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None:
     command = ["study", "curves", *SMOKE, "--n", "12", "--seeds", "0", "1"]
     for part in (1, 2):
-        assert main([*command, "--part", f"{part}/2", "--out", str(tmp_path / f"machine{part}"), "--json"]) == 0
+        assert (
+            main(
+                [
+                    *command,
+                    "--part",
+                    f"{part}/2",
+                    "--out",
+                    str(tmp_path / f"machine{part}"),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
     assert not (tmp_path / "machine1/curves.md").exists()
     for part in (1, 2):
@@ -74,12 +99,14 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
     monkeypatch.setattr(running.datasets, "load", no_data)
     assert main([*command, "--out", str(tmp_path / "all")]) == 0
     values = [
-        outcome(tmp_path / f"all/runs/digits-cnn-digits-at-mce-1x1-seed{seed}", "pgd-20", "last") for seed in (0, 1)
+        outcome(tmp_path / f"all/runs/digits-cnn-digits-at-mce-1x1-seed{seed}", "pgd-20", "last")
+        for seed in (0, 1)
     ]
     ours = cells(tmp_path / "all/curves.md")["AT + MCE"]["ours"]
     assert ours[3] == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
     assert "mean ± standard deviation over the seeds" in (tmp_path / "all/curves.md").read_text()
-    for weights in tmp_path.glob("all/runs/*/members"):  # gathered without them: what is known stands
+    # Gathered without them: what is known stands
+    for weights in tmp_path.glob("all/runs/*/members"):
         shutil.rmtree(weights)
     (tmp_path / "all/curves.md").unlink()
     assert main([*command, "--out", str(tmp_path / "all")]) == 0
@@ -98,11 +125,17 @@ def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
 
 
 def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_path: Path) -> None:
-    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100 through the mean logits."""
+    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100
+    through the mean logits."""
     shutil.copytree(smoke, tmp_path / "out")
-    at, pinot = (str(tmp_path / f"out/runs/digits-cnn-digits-{name}-seed0") for name in ("at-1x1", "pinot-2x1"))
+    at, pinot = (
+        str(tmp_path / f"out/runs/digits-cnn-digits-{name}-seed0")
+        for name in ("at-1x1", "pinot-2x1")
+    )
     options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
-    assert main(["evaluate", at, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options]) == 0
+    assert (
+        main(["evaluate", at, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options]) == 0
+    )
     assert main(["evaluate", pinot, "--attack", "fgsm", "--adaptive", *options]) == 0
     for name in ("curves", "pinot"):
         assert main(["study", name, *SMOKE, "--out", str(tmp_path / "out")]) == 0
@@ -111,7 +144,18 @@ def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_p
 
 
 def test_only_some_rows(tmp_path, capsys) -> None:
-    command = ["study", "samplers", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "Sampler.Rnd", "at2"]
+    command = [
+        "study",
+        "samplers",
+        *SMOKE,
+        "--n",
+        "10",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "Sampler.Rnd",
+        "at2",
+    ]
     assert main(command) == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
         "digits-cnn-digits-at2-1x1-seed0",
@@ -140,7 +184,9 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
     assert main(command) == 0
     run = out / "runs/mirror-jpeg-cnn-digits-mrboost-3x1-seed0"
     results = json.loads((run / "results.json").read_text())
-    attacks = [[o["attack"] for o in evaluation["outcomes"]] for evaluation in results["evaluations"]]
+    attacks = [
+        [o["attack"] for o in evaluation["outcomes"]] for evaluation in results["evaluations"]
+    ]
     assert attacks == [["clean", "pgd-20"]] * 2 + [["clean", "pgd-20", "pgd-mce-5"]]
     assert {(e["n"], e["whole"]) for e in results["evaluations"]} == {(12, True)}
     assert results["hardware"]
@@ -156,7 +202,8 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path, capsys) -> None:
     )
     assert "- MRBoost.NN + Ind + PerInit: a reason to doubt" in page
     assert (
-        "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie some points below" in page
+        "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies lie "
+        "some points below" in page
     )
     assert "> Options other than the scale's: rounds = 3." in page
     assert "to see that it runs; not all of it here, see below)" in page
@@ -179,7 +226,22 @@ def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
     # A row that is only shown, too, and before any training: the page could not show it.
     trained = sorted((smoke / "runs").iterdir())
     assert (
-        main(["study", "mce-wrn", *SMOKE, "--only", "AT", "--seeds", "0", "1", "--lr", "0.05", "--out", str(smoke)])
+        main(
+            [
+                "study",
+                "mce-wrn",
+                *SMOKE,
+                "--only",
+                "AT",
+                "--seeds",
+                "0",
+                "1",
+                "--lr",
+                "0.05",
+                "--out",
+                str(smoke),
+            ]
+        )
         == 2
     )
     assert "another configuration (lr: 0.1 -> 0.05)" in capsys.readouterr().err
@@ -187,7 +249,8 @@ def test_a_run_of_another_configuration_is_refused(smoke: Path, capsys) -> None:
 
 
 def test_data_of_the_same_name_are_not_taken_for_one_another(tmp_path, monkeypatch, capsys) -> None:
-    """Runs are named after the last part of a folder's path. A copy elsewhere is as good; other images are not."""
+    """Runs are named after the last part of a folder's path. A copy elsewhere is as good;
+    other images are not."""
     for place, order in (("here", 1), ("there", -1)):
         write_pictures(tmp_path / place / "digits", "abc"[::order])
     (tmp_path / "copy").mkdir()

@@ -45,7 +45,10 @@ def test_fit_predict_certify_and_stages(iris, options):
     assert fitted.score(X, y) > 0.9
     assert 0.75 < fitted.robust_score(X, y) < fitted.score(X, y)
     assert fitted.robust_score(X, y, eps=0.0) <= fitted.score(X, y)
-    assert fitted.predict_proba(X).argmax(axis=1).tolist() == fitted.decision_function(X).argmax(axis=1).tolist()
+    assert (
+        fitted.predict_proba(X).argmax(axis=1).tolist()
+        == fitted.decision_function(X).argmax(axis=1).tolist()
+    )
     stages = list(fitted.staged_predict(X))
     assert len(stages) == {"tree": 8, "stump": 60 if options else 4}[fitted.base]
     assert (stages[-1] == fitted.predict(X)).all()
@@ -83,11 +86,13 @@ def test_robustness_costs_less_where_it_was_trained_for(iris):
 
 
 def test_chosen_nu_is_neither_a_tie_nor_a_constant(iris):
-    """Classes overlap within 2 eps, so the hard game is worth nothing; and one class is so frequent that always naming
-    it looks good."""
+    """Classes overlap within 2 eps, so the hard game is worth nothing; and one class is so frequent
+    that always naming it looks good."""
     X, y = iris
     rows = np.concatenate([np.arange(50, 100), np.arange(100, 118)])
-    fitted = MRBoostClassifier(0.15, solver="lp", max_thresholds=8, random_state=0).fit(X[rows], y[rows])
+    fitted = MRBoostClassifier(0.15, solver="lp", max_thresholds=8, random_state=0).fit(
+        X[rows], y[rows]
+    )
     assert fitted.nu_ > 0
     assert fitted.certificate_.value[0] > 1e-9
     assert len(np.unique(fitted.predict(X[rows]))) == 2
@@ -133,7 +138,9 @@ def test_bad_tables_are_refused(iris):
 
 def test_categorical_columns_are_named(iris):
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"petal": iris[0][:, 2], "colour": pandas.Categorical(["red", "blue", "red"] * 50)})
+    frame = pandas.DataFrame(
+        {"petal": iris[0][:, 2], "colour": pandas.Categorical(["red", "blue", "red"] * 50)}
+    )
     with pytest.raises(ValueError, match="column 'colour' is categorical: encode"):
         MRBoostClassifier().fit(frame, iris[1])
 
@@ -161,7 +168,9 @@ def test_as_many_classes_as_points():
 
 def test_too_large_an_eps_is_said_plainly(iris):
     X, y = iris
-    with pytest.warns(RobustnessWarning, match="no classifier can have more than 50.0% of them right"):
+    with pytest.warns(
+        RobustnessWarning, match="no classifier can have more than 50.0% of them right"
+    ):
         MRBoostClassifier(50.0).fit(X, y)
 
 

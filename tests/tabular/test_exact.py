@@ -1,4 +1,5 @@
-"""The game and the certificates against enumeration: every stump, every cell, every false label, written out."""
+"""The game and the certificates against enumeration: every stump, every cell, every
+false label, written out."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from mrboost.tabular.cover import StumpCover
 from mrboost.tabular.hedge import Game, best_response, capped, play, soft_minimum
 from mrboost.tabular.models import Pairs
 
-pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")  # tiny tables are hard ones
+# Tiny tables are hard ones
+pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 
 
 def small_table(seed, n=7, d=2, classes=2, levels=9):
@@ -29,7 +31,8 @@ def small_table(seed, n=7, d=2, classes=2, levels=9):
 
 
 def moves(x, eps, X, radius):
-    """Representatives of everything the ball around x can look like to any threshold on a fine grid."""
+    """Representatives of everything the ball around x can look like to any
+    threshold on a fine grid."""
     axes = []
     for j in range(len(x)):
         low, high = x[j] - eps[j], x[j] + eps[j]
@@ -41,7 +44,8 @@ def moves(x, eps, X, radius):
 
 
 def all_stumps(X, eps, classes):
-    """(column, threshold, left, right): thresholds at and between all ends of balls, pruned in no way."""
+    """(column, threshold, left, right): thresholds at and between all ends of
+    balls, pruned in no way."""
     found = [(0, np.inf, a, a) for a in range(classes)]
     for j in range(X.shape[1]):
         ends = np.unique(np.concatenate([X[:, j] + eps[j], X[:, j] - eps[j]]))
@@ -51,7 +55,8 @@ def all_stumps(X, eps, classes):
 
 
 def payoff(X, y, eps, classes):
-    """One row per (i, y', delta), one column per stump: [h = y] - [h = y']; and the point of each row."""
+    """One row per (i, y', delta), one column per stump: [h = y] - [h = y']; and
+    the point of each row."""
     stumps = all_stumps(X, eps, classes)
     rows, owner = [], []
     for i in range(len(X)):
@@ -64,7 +69,8 @@ def payoff(X, y, eps, classes):
 
 
 def brute_value(matrix, owner, n, nu):
-    """max over mixtures of the mean margin of the worst nu n points: the primal over all stumps, row by row."""
+    """max over mixtures of the mean margin of the worst nu n points: the primal over
+    all stumps, row by row."""
     rows, columns = matrix.shape
     slack = np.zeros((rows, n))
     slack[np.arange(rows), owner] = 1
@@ -77,7 +83,8 @@ def brute_value(matrix, owner, n, nu):
 
 @pytest.mark.parametrize("nu", [0.0, 0.4])
 @pytest.mark.parametrize(
-    ("seed", "classes", "eps"), [(0, 2, 0.0), (1, 2, 1.0), (2, 2, 0.75), (3, 3, 1.0), (4, 3, 0.6), (5, 3, 0.0)]
+    ("seed", "classes", "eps"),
+    [(0, 2, 0.0), (1, 2, 1.0), (2, 2, 0.75), (3, 3, 1.0), (4, 3, 0.6), (5, 3, 0.0)],
 )
 def test_lp_has_the_value_of_the_whole_game(seed, classes, eps, nu):
     X, y = small_table(seed, n=6, classes=classes)
@@ -92,7 +99,8 @@ def test_lp_has_the_value_of_the_whole_game(seed, classes, eps, nu):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_pruned_thresholds_lose_nothing(seed):
-    """Useful thresholds lie in gaps [x + eps, x' - eps), one per gap, and separate all that any threshold separates."""
+    """Useful thresholds lie in gaps [x + eps, x' - eps), one per gap, and separate all that any
+    threshold separates."""
     random = np.random.default_rng(seed)
     x, eps = random.integers(0, 30, 12) / 2.0, random.choice([0.0, 0.5, 1.0, 2.2])
     useful = useful_thresholds(x, eps)
@@ -111,10 +119,12 @@ def test_pruned_thresholds_lose_nothing(seed):
 
 
 @pytest.mark.parametrize(
-    ("classes", "solver"), [(2, "smooth"), (2, "lp"), (2, "hedge"), (3, "smooth"), (3, "lp"), (3, "hedge")]
+    ("classes", "solver"),
+    [(2, "smooth"), (2, "lp"), (2, "hedge"), (3, "smooth"), (3, "lp"), (3, "hedge")],
 )
 def test_stump_certificate_equals_enumeration(classes, solver):
-    """Least scores over all cells; a tie is an error; witnesses lie in the ball and are where the vote is lost."""
+    """Least scores over all cells; a tie is an error; witnesses lie in the ball and are
+    where the vote is lost."""
     for seed in range(4):
         X, y = small_table(seed, n=12, d=2, classes=classes)
         test, labels = small_table(100 + seed, n=12, d=2, classes=classes)
@@ -147,7 +157,9 @@ def test_stump_certificate_equals_enumeration(classes, solver):
                 z = found.witness[i]
                 assert (z >= test[i] - eps).all()
                 assert (z <= test[i] + eps).all()
-                assert model.pairs.against(model.scores(z[None]), labels[i]).min() <= model.tolerance
+                assert (
+                    model.pairs.against(model.scores(z[None]), labels[i]).min() <= model.tolerance
+                )
                 assert found.misled[i] == (fitted.predict(z[None])[0] != labels[i])
                 assert (
                     found.misled[i] or classes > 2 or abs(worst) <= model.tolerance
@@ -179,7 +191,8 @@ def test_radius_scales_columns_in_proportion():
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_adversary_of_algorithm_one_is_the_enumerated_one(classes):
-    """P_t by factors equals exp(eta * summed losses) over all (i, y', combination of cells), normalised."""
+    """P_t by factors equals exp(eta * summed losses) over all (i, y', combination
+    of cells), normalised."""
     X, y = small_table(3, n=6, d=2, classes=classes)
     eps = np.array([1.0, 1.5])
     cells = Cells.of(X, eps)
@@ -189,7 +202,9 @@ def test_adversary_of_algorithm_one_is_the_enumerated_one(classes):
     low, high = cells.reach(X, eps)
     entries, weights = [], []
     for i in range(len(X)):
-        for combination in itertools.product(*(range(a, b + 1) for a, b in zip(low[i], high[i], strict=True))):
+        for combination in itertools.product(
+            *(range(a, b + 1) for a, b in zip(low[i], high[i], strict=True))
+        ):
             votes = game.votes[list(combination)].sum(axis=0) + game.constant
             for other in set(range(classes)) - {y[i]}:
                 entries.append((i, y[i], other, combination))
@@ -223,7 +238,11 @@ def test_hedge_encloses_the_value_and_closes_in(classes, nu):
     exact = MRBoostClassifier(1.0, solver="lp", nu=nu).fit(X, y).certificate_.value[0]
     widths = []
     for rounds in (30, 3000):
-        low, high = MRBoostClassifier(1.0, solver="hedge", nu=nu, n_rounds=rounds).fit(X, y).certificate_.value
+        low, high = (
+            MRBoostClassifier(1.0, solver="hedge", nu=nu, n_rounds=rounds)
+            .fit(X, y)
+            .certificate_.value
+        )
         assert low <= exact + 1e-9
         assert high >= exact - 1e-9
         widths.append(high - low)
@@ -254,7 +273,9 @@ def test_range_queries_do_not_cancel():
         assert (least[g] == values[a : b + 1].min(axis=0)).all()
         assert (values[where[g], range(3)] == least[g]).all()
         assert sums.total[g] == pytest.approx(logsumexp(values[a : b + 1], axis=0), rel=1e-13)
-        spread[a : b + 1] += mass[g] * np.exp(values[a : b + 1] - logsumexp(values[a : b + 1], axis=0))
+        spread[a : b + 1] += mass[g] * np.exp(
+            values[a : b + 1] - logsumexp(values[a : b + 1], axis=0)
+        )
     assert sums.spread(mass) == pytest.approx(spread, rel=1e-10)
 
 
@@ -299,7 +320,9 @@ def test_a_column_that_cannot_move_separates_twins():
 
 def test_overlapping_classes_make_the_hard_game_worthless():
     X, y = np.array([[0.0], [1.0], [5.0], [6.0]]), np.array([0, 1, 0, 1])
-    with pytest.warns(RobustnessWarning, match="worth nothing.*use nu=.*no classifier can have more than 50.0%"):
+    with pytest.warns(
+        RobustnessWarning, match="worth nothing.*use nu=.*no classifier can have more than 50.0%"
+    ):
         fitted = MRBoostClassifier(0.5, solver="lp", nu=0.0).fit(X, y)
     assert fitted.certificate_.value == pytest.approx((0, 0), abs=1e-9)
 
@@ -314,7 +337,8 @@ def test_certificate_of_training_points_matches_certify():
 @pytest.mark.parametrize("offset", [0.0, 1e7, 3e7, 1.6e9, 1e12])
 @pytest.mark.parametrize("base", ["stump", "tree"])
 def test_radius_far_from_zero(base, offset):
-    """Where x + radius rounds, the threshold must still be passed: no row here withstands more than half."""
+    """Where x + radius rounds, the threshold must still be passed: no row here
+    withstands more than half."""
     X, y = offset + np.repeat([0.0, 1.0], 8)[:, None], np.repeat([0, 1], 8)
     fitted = MRBoostClassifier(0.1, base=base, random_state=0).fit(X, y)
     found = fitted.certify(X, y)

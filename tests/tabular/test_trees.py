@@ -1,4 +1,5 @@
-"""Trees: what the ball meets, the treewise bound, and the search, against enumeration and against veritas."""
+"""Trees: what the ball meets, the treewise bound, and the search, against enumeration
+and against veritas."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ def forest(classes, seed=0, rounds=6, **options):
     random = np.random.default_rng(seed)
     y = np.arange(60) % classes
     X = np.round(random.normal(size=(60, 3)) + y[:, None] * [1.5, 0.7, -1.0], 1)
-    return MRBoostClassifier(0.3, base="tree", n_rounds=rounds, max_depth=3, random_state=0, **options).fit(X, y), X, y
+    return (
+        MRBoostClassifier(
+            0.3, base="tree", n_rounds=rounds, max_depth=3, random_state=0, **options
+        ).fit(X, y),
+        X,
+        y,
+    )
 
 
 def everywhere(model, x, eps):
@@ -77,12 +84,25 @@ def test_groups_know_their_least_cells():
 
 
 def test_each_tree_sees_two_classes():
-    """Column 0 sets class 2 apart, column 1 the other two: one split for every pair of classes finds both."""
+    """Column 0 sets class 2 apart, column 1 the other two: one split for every pair
+    of classes finds both."""
     y = np.arange(90) % 3
-    X = np.random.default_rng(0).uniform(-0.1, 0.1, size=(90, 2)) + np.array([[0, 0], [0, 1], [9, 0]])[y]
+    X = (
+        np.random.default_rng(0).uniform(-0.1, 0.1, size=(90, 2))
+        + np.array([[0, 0], [0, 1], [9, 0]])[y]
+    )
     eps = np.full(2, 0.1)
     trees = grow_forest(
-        Cells.of(X, eps), X, y, np.full(90, 1 / 90), eps, 3, seed=0, numbers=np.arange(3), depth=1, points=90
+        Cells.of(X, eps),
+        X,
+        y,
+        np.full(90, 1 / 90),
+        eps,
+        3,
+        seed=0,
+        numbers=np.arange(3),
+        depth=1,
+        points=90,
     )
     assert sorted(int(tree.feature[0]) for tree in trees) == [0, 0, 1]
 
@@ -94,8 +114,12 @@ def test_usual_number_of_trees_grows_with_the_pairs_up_to_a_bound(classes, trees
 
 
 def test_double_oracle_raises_the_value():
-    """More trees, grown against the adversary of the first: the game on them is worth at least as much."""
-    values = [forest(2, solver="lp", nu=0.8, rounds=rounds)[0].certificate_.value[0] for rounds in (1, 5, 25)]
+    """More trees, grown against the adversary of the first: the game on them is
+    worth at least as much."""
+    values = [
+        forest(2, solver="lp", nu=0.8, rounds=rounds)[0].certificate_.value[0]
+        for rounds in (1, 5, 25)
+    ]
     assert values[0] <= values[1] + 1e-9
     assert values[1] < values[2]
 
@@ -104,7 +128,9 @@ def test_search_says_when_it_does_not_know():
     fitted, X, _ = forest(2)
     leaves, value = Leaves.of(fitted.model_, 3), fitted.model_.values[:, 0]
     eps = np.full(3, 0.3)
-    answers = {find_nonpositive(leaves, value, float(fitted.model_.bias[0]), x, eps, limit=1)[0] for x in X}
+    answers = {
+        find_nonpositive(leaves, value, float(fitted.model_.bias[0]), x, eps, limit=1)[0] for x in X
+    }
     assert None in answers
 
 
@@ -120,7 +146,9 @@ def test_a_tree_reaches_what_the_stump_cannot():
 
 
 def test_search_against_veritas():
-    pytest.importorskip("veritas", reason="dtai-veritas is not installed: pip install 'mrboost[trees]'")
+    pytest.importorskip(
+        "veritas", reason="dtai-veritas is not installed: pip install 'mrboost[trees]'"
+    )
     X, y = load_digits(return_X_y=True)
     X, y = X[(y == 2) | (y == 6)] / 16, y[(y == 2) | (y == 6)]
     fitted = MRBoostClassifier(0.15, base="tree", n_rounds=15, random_state=0).fit(X[::2], y[::2])

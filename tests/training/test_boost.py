@@ -41,8 +41,12 @@ def test_one_round_is_plain_training_bit_for_bit(tiny: Dataset) -> None:
     with global_stream(derive(0, "initialise", 1), torch.device("cpu")):
         mean, std = tiny.channel_stats()
         learner = models.build(config.model, tiny.shape, 3, mean=mean, std=std)
-    fitted = fit(learner, [], train, held_out, config, fabric=make_fabric("cpu"), augment=Augment(1, True))
-    assert all(torch.equal(fitted.best[key], value) for key, value in boosted[0].state_dict().items())
+    fitted = fit(
+        learner, [], train, held_out, config, fabric=make_fabric("cpu"), augment=Augment(1, True)
+    )
+    assert all(
+        torch.equal(fitted.best[key], value) for key, value in boosted[0].state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name != "deeper"])
@@ -52,7 +56,9 @@ def test_every_recipe_trains(name: str, tiny: Dataset, tmp_path) -> None:
     assert len(trained) == rounds
     assert same(mrboost.load(tmp_path / "run"), trained)
     assert type(mrboost.load(tmp_path / "run")) is (Mixture if name == "pinot" else Ensemble)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [(row["round"], row["epoch"]) for row in rows] == [(r, 1) for r in range(1, rounds + 1)]
     assert ("acceptance" in rows[0]) == (name == "mrboost-exp")
 
@@ -79,16 +85,24 @@ def test_past_members_never_change(tiny: Dataset, tmp_path) -> None:
     three = boost("mrboost", tiny, rounds=3, out=tmp_path / "run", resume=True, device="cpu")
     assert len(three) == 3
     assert same(one[0], three[0]), "weights and BatchNorm statistics of the first member"
-    assert same(boost("mrboost", tiny, rounds=3, device="cpu"), three), "growing a run equals running it at once"
+    assert same(boost("mrboost", tiny, rounds=3, device="cpu"), three), (
+        "growing a run equals running it at once"
+    )
 
 
 def parameters_agree(one: nn.Module, two: nn.Module) -> bool:
-    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    return all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(one.parameters(), two.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("past", ["last", "best"])
-def test_later_rounds_start_from_the_last_weights_of_the_one_before(past, tiny: Dataset, tmp_path, monkeypatch) -> None:
-    """At a rate of nearly zero, round 2 ends where it began: at the last weights of round 1, or at its best ones."""
+def test_later_rounds_start_from_the_last_weights_of_the_one_before(
+    past, tiny: Dataset, tmp_path, monkeypatch
+) -> None:
+    """At a rate of nearly zero, round 2 ends where it began: at the last weights of round 1,
+    or at its best ones."""
     scores = iter([0.0, 0.0, 1.0, 0.0] * 2)  # the third of four epochs is the best one
     monkeypatch.setattr(mrboost.training.fit, "_validate", lambda *_: (1.0, next(scores)))
     options = {"rounds": 2, "epochs": 4, "later_lr": 1e-12, "past": past, "device": "cpu"}
@@ -104,7 +118,9 @@ def test_later_rounds_start_from_the_last_weights_of_the_one_before(past, tiny: 
     assert same(mrboost.load(tmp_path / "run"), trained)
     run = mrboost.runs.Run.open(tmp_path / "run")
     assert run.epochs(1) == {"best": 3, "last": 4}
-    scored = mrboost.evaluate(mrboost.load(tmp_path / "run"), *held_out(tiny), "pgd-20", eps=0.05)["pgd-20"]
+    scored = mrboost.evaluate(mrboost.load(tmp_path / "run"), *held_out(tiny), "pgd-20", eps=0.05)[
+        "pgd-20"
+    ]
     assert run.results["rounds"][1]["pgd-20"]["accuracy"] == scored.accuracy
 
 
@@ -113,14 +129,18 @@ def held_out(dataset: Dataset) -> tuple[Tensor, Tensor]:
     return split.images(), split.y
 
 
-def test_pasts_of_independent_rounds_are_their_own_best(tiny: Dataset, tmp_path, monkeypatch) -> None:
+def test_pasts_of_independent_rounds_are_their_own_best(
+    tiny: Dataset, tmp_path, monkeypatch
+) -> None:
     scores = iter([0.0, 0.0, 1.0, 0.0] * 2)
     monkeypatch.setattr(mrboost.training.fit, "_validate", lambda *_: (1.0, next(scores)))
     trained = boost("at", tiny, rounds=2, epochs=4, out=tmp_path / "run", device="cpu")
     best, last = (mrboost.load(tmp_path / "run", which) for which in ("best", "last"))
     assert same(best, trained)
     assert not parameters_agree(best[0], last[0])
-    with pytest.raises(InputError, match="rounds of 'at' are independent of each other: leave past out"):
+    with pytest.raises(
+        InputError, match="rounds of 'at' are independent of each other: leave past out"
+    ):
         boost("at", tiny, rounds=2, past="best", device="cpu")
 
 
@@ -136,7 +156,14 @@ def test_growing_is_the_only_change_that_resume_takes(tiny: Dataset, tmp_path) -
 
 
 def test_later_rounds_may_be_shorter_and_slower(tiny: Dataset, tmp_path) -> None:
-    said = {"rounds": 3, "epochs": 4, "later_epochs": 2, "lr": 0.1, "later_lr": 0.01, "schedule": "one-cycle"}
+    said = {
+        "rounds": 3,
+        "epochs": 4,
+        "later_epochs": 2,
+        "lr": 0.1,
+        "later_lr": 0.01,
+        "schedule": "one-cycle",
+    }
     boost("mrboost", tiny, out=tmp_path, device="cpu", **said)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["round"], row["epoch"]) for row in rows] == [(1, e) for e in (1, 2, 3, 4)] + [
@@ -144,38 +171,58 @@ def test_later_rounds_may_be_shorter_and_slower(tiny: Dataset, tmp_path) -> None
     ]
     fastest = [max(row["lr"] for row in rows if row["round"] == r) for r in (1, 2, 3)]
     assert fastest[0] > 0.01 >= fastest[1] == fastest[2]
-    boost("mrboost", tiny, out=tmp_path, device="cpu", resume=True, **{**said, "rounds": 4})  # another later round
+    # Another later round
+    boost("mrboost", tiny, out=tmp_path, device="cpu", resume=True, **{**said, "rounds": 4})
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 10
     with pytest.raises(InputError, match="later_epochs: 2 -> 1"):
-        boost("mrboost", tiny, out=tmp_path, device="cpu", resume=True, **{**said, "rounds": 4, "later_epochs": 1})
+        boost(
+            "mrboost",
+            tiny,
+            out=tmp_path,
+            device="cpu",
+            resume=True,
+            **{**said, "rounds": 4, "later_epochs": 1},
+        )
     for wrong in ({"later_epochs": 0}, {"later_lr": -1.0}):
         with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
             boost("mrboost", tiny, device="cpu", **wrong)
 
 
 def test_a_trained_network_is_boosted(tiny: Dataset, tmp_path) -> None:
-    """Boosting on top of at-mce is what boosting does that trains its first round itself: that is the same training."""
+    """Boosting on top of at-mce is what boosting does that trains its first round itself: that
+    is the same training."""
     boost("at-mce", tiny, epochs=3, out=tmp_path / "single", device="cpu")
     said = {"rounds": 3, "epochs": 3, "device": "cpu"}
     whole = boost("mrboost", tiny, out=tmp_path / "whole", **said)
     boosted = boost("mrboost", tiny, first=tmp_path / "single", out=tmp_path / "boosted", **said)
     assert same(boosted, whole)
     rows, usual = (
-        [(r["round"], r["epoch"], r["loss"]) for r in mrboost.runs.Run.open(tmp_path / name).metrics()]
+        [
+            (r["round"], r["epoch"], r["loss"])
+            for r in mrboost.runs.Run.open(tmp_path / name).metrics()
+        ]
         for name in ("boosted", "whole")
     )
     assert rows == usual
-    short = boost("mrboost", tiny, first=tmp_path / "single", out=tmp_path / "short", **{**said, "epochs": 1})
+    short = boost(
+        "mrboost", tiny, first=tmp_path / "single", out=tmp_path / "short", **{**said, "epochs": 1}
+    )
     assert same(short[0], whole[0])
     assert len((tmp_path / "short" / "metrics.jsonl").read_text().splitlines()) == 3 + 1 + 1
-    boost("mrboost", tiny, out=tmp_path / "short", resume=True, **{**said, "rounds": 4, "epochs": 1})
+    boost(
+        "mrboost", tiny, out=tmp_path / "short", resume=True, **{**said, "rounds": 4, "epochs": 1}
+    )
 
 
-def test_a_first_round_that_is_interrupted_is_copied_again(tiny: Dataset, tmp_path, monkeypatch) -> None:
+def test_a_first_round_that_is_interrupted_is_copied_again(
+    tiny: Dataset, tmp_path, monkeypatch
+) -> None:
     boost("at-mce", tiny, epochs=2, out=tmp_path / "single", device="cpu")
     said = {"rounds": 2, "epochs": 1, "device": "cpu", "out": tmp_path / "boosted"}
     with monkeypatch.context() as patch:
-        patch.setattr(mrboost.runs.Run, "save_member", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            mrboost.runs.Run, "save_member", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             boost("mrboost", tiny, first=tmp_path / "single", **said)
     boost("mrboost", tiny, resume=True, **said)
@@ -192,7 +239,13 @@ def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
         ({"first": tmp_path / "none"}, "there is no run folder"),
         ({"out": None}, "give out as well"),
     ):
-        said = {"first": tmp_path / "single", "out": tmp_path / "boosted", "rounds": 2, "epochs": 1, **wrong}
+        said = {
+            "first": tmp_path / "single",
+            "out": tmp_path / "boosted",
+            "rounds": 2,
+            "epochs": 1,
+            **wrong,
+        }
         with pytest.raises(InputError, match=message):
             boost("mrboost", tiny, device="cpu", **said)
         assert not (tmp_path / "boosted").exists()
@@ -211,7 +264,10 @@ def test_where_a_learner_starts() -> None:
 
 def test_rounds_are_scored_whenever_they_were_finished(tiny: Dataset, tmp_path) -> None:
     def scored() -> list[int]:
-        return [row["round"] for row in json.loads((tmp_path / "run" / "results.json").read_text())["rounds"]]
+        return [
+            row["round"]
+            for row in json.loads((tmp_path / "run" / "results.json").read_text())["rounds"]
+        ]
 
     boost("mrboost", tiny, rounds=1, out=tmp_path / "run", device="cpu")
     assert scored() == [1]
@@ -223,7 +279,9 @@ def test_rounds_are_scored_whenever_they_were_finished(tiny: Dataset, tmp_path) 
 
 
 @pytest.mark.parametrize(("name", "members"), [("mrboost", [1, 2]), ("at", [1, 1])])
-def test_who_is_judged(name: str, members: list[int], tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_judged(
+    name: str, members: list[int], tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The best epoch is the ensemble's for boosting, the learner's own for independent training."""
     judged = []
 
@@ -244,7 +302,8 @@ def test_members_are_frozen(name: str, tiny: Dataset) -> None:
 
 
 def test_pairs_and_weights_reach_the_gradient(batch) -> None:
-    """One example with weight 3 and one with 1: the gradient is that of the weighted pairwise MCE."""
+    """One example with weight 3 and one with 1: the gradient is that of the
+    weighted pairwise MCE."""
     network = models.build("cnn-digits", (1, 8, 8), 10).eval()
     x, y, other = batch[0][:2], batch[1][:2], (batch[1][:2] + 4) % 10
     sample = Sample(clean=x, x=x, y=y, other=other, weight=torch.tensor([1.5, 0.5]))
@@ -271,8 +330,11 @@ def test_pairs_and_weights_reach_the_gradient(batch) -> None:
     y = torch.arange(48) % 3
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(48, 1, 8, 8, generator=generator)
-    dataset = mrboost.data.from_tensors(images[:36], y[:36], images[36:], y[36:], model="cnn-digits", padding=0)
-    # Only class 0 counts, so the bias of class 0 rises and the others fall; unweighted, nearly nothing happens.
+    dataset = mrboost.data.from_tensors(
+        images[:36], y[:36], images[36:], y[36:], model="cnn-digits", padding=0
+    )
+    # Only class 0 counts, so the bias of class 0 rises and the others fall; unweighted,
+    # nearly nothing happens.
     moved, still = shift(dataset, True), shift(dataset, False)
     assert moved[0] > 0.3 > 0 > moved[1:].max()
     assert still.abs().max() < 0.2
@@ -282,7 +344,9 @@ def test_whole_sees_the_mean_and_moves_the_learner_alone(batch) -> None:
     networks = [models.build("cnn-digits", (1, 8, 8), 10).eval() for _ in range(3)]
     x = batch[0][:8]
     logits = Whole()(networks[2], networks[:2])(x)
-    torch.testing.assert_close(logits, torch.stack([network(x) for network in networks]).mean(dim=0))
+    torch.testing.assert_close(
+        logits, torch.stack([network(x) for network in networks]).mean(dim=0)
+    )
     logits.sum().backward()
     assert all(p.grad is None for network in networks[:2] for p in network.parameters())
     assert any((p.grad != 0).any() for p in networks[2].parameters())
@@ -297,15 +361,22 @@ def test_mixture_is_an_expectation(batch) -> None:
     probabilities = 0.3 * networks[0](x).softmax(1) + 0.7 * networks[1](x).softmax(1)
     torch.testing.assert_close(mixture(x).exp(), probabilities)
     right = [(network(x).argmax(1) == y).double() for network in networks]
-    torch.testing.assert_close(mixture.expected_correct(x, y).double(), 0.3 * right[0] + 0.7 * right[1])
+    torch.testing.assert_close(
+        mixture.expected_correct(x, y).double(), 0.3 * right[0] + 0.7 * right[1]
+    )
     accuracy = mrboost.evaluate(mixture, x, y, [])["clean"].accuracy
     low, high = sorted(r.mean().item() for r in right)
     assert low - 1e-6 <= accuracy <= high + 1e-6
-    assert accuracy == pytest.approx(0.3 * right[0].mean().item() + 0.7 * right[1].mean().item(), abs=1e-6)
+    assert accuracy == pytest.approx(
+        0.3 * right[0].mean().item() + 0.7 * right[1].mean().item(), abs=1e-6
+    )
 
 
-def test_the_probability_attack_raises_the_mixtures_expected_loss_most(model, undefended, digits) -> None:
-    """Against a robust and an undefended member, attacking probabilities beats attacking logits or the first member."""
+def test_the_probability_attack_raises_the_mixtures_expected_loss_most(
+    model, undefended, digits
+) -> None:
+    """Against a robust and an undefended member, attacking probabilities beats attacking logits
+    or the first member."""
     x, y = digits.test.images()[:120], digits.test.y[:120]
     mixture = Mixture([model, undefended], [0.5, 0.5]).eval()
     loss = {

@@ -20,14 +20,27 @@ import pytest
 from mrboost.files import read_tensors
 
 COMMAND = [
-    sys.executable, "-m", "mrboost", "train", "at-mce", "--data", "digits", "--epochs", "5", "--seed", "3",
-    "--device", "cpu", "--quiet",
-]  # fmt: skip
+    sys.executable,
+    "-m",
+    "mrboost",
+    "train",
+    "at-mce",
+    "--data",
+    "digits",
+    "--epochs",
+    "5",
+    "--seed",
+    "3",
+    "--device",
+    "cpu",
+    "--quiet",
+]
 
 
 @pytest.fixture(autouse=True)
 def _hears_ctrl_c() -> Iterator[None]:
-    """What a shell starts in the background ignores it, and so do the processes that are started here."""
+    """What a shell starts in the background ignores it, and so do the processes
+    that are started here."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -44,7 +57,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*COMMAND, "--out", str(folder), *more], env=one_thread, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "--out", str(folder), *more],
+        env=one_thread,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -63,7 +79,9 @@ def wait_for_epochs(folder: Path, process: subprocess.Popen[bytes], epochs: int)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
-def test_killed_and_resumed_equals_uninterrupted(how: signal.Signals, whole: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(
+    how: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
     moments = random.Random(os.urandom(8))
     killed = 0
     for epochs in (1, 3):
@@ -84,31 +102,55 @@ def test_killed_and_resumed_equals_uninterrupted(how: signal.Signals, whole: Pat
         one, two = (read_tensors(folder / "members" / member)[0] for folder in folders)
         assert one.keys() == two.keys()
         assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
-    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [5, 5]
+    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [
+        5,
+        5,
+    ]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
-def test_trainings_side_by_side_end_with_what_started_them(how: signal.Signals, tmp_path: Path) -> None:
+def test_trainings_side_by_side_end_with_what_started_them(
+    how: signal.Signals, tmp_path: Path
+) -> None:
     example = Path(__file__).parents[2] / "examples" / "defences.py"
     process = subprocess.Popen(
-        [sys.executable, str(example), "--recipes", "at", "--seeds", "0", "--epochs", "10000", "--jobs", "2",
-         "--device", "cpu", "--out", str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [
+            sys.executable,
+            str(example),
+            "--recipes",
+            "at",
+            "--seeds",
+            "0",
+            "--epochs",
+            "10000",
+            "--jobs",
+            "2",
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
     folder = tmp_path / "at-seed0"
     try:
         wait_for_epochs(folder, process, 1)
         process.send_signal(how)
         process.wait(timeout=60)
-        assert is_free(folder / "checkpoint" / "lock", seconds=60), "the training goes on without what started it"
+        assert is_free(folder / "checkpoint" / "lock", seconds=60), (
+            "the training goes on without what started it"
+        )
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def is_free(lock: Path, seconds: float) -> bool:
-    """Whether the lock of a training is free by then: the system drops it when the training ends."""
+    """Whether the lock of a training is free by then: the system drops it
+    when the training ends."""
     deadline = time.monotonic() + seconds
     with lock.open("w") as file:
         while time.monotonic() < deadline:
@@ -127,17 +169,39 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path:
 
     def evaluate(folder: Path, *more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "mrboost", "evaluate", str(folder), "--attack", "pgd-20,autoattack", "--n", "8",
-             "--eps", "0.2", "--device", "cpu", "--quiet", "--json", *more],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "mrboost",
+                "evaluate",
+                str(folder),
+                "--attack",
+                "pgd-20,autoattack",
+                "--n",
+                "8",
+                "--eps",
+                "0.2",
+                "--device",
+                "cpu",
+                "--quiet",
+                "--json",
+                *more,
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     whole = evaluate(folders[0])
     kept = folders[1] / "checkpoint" / "evaluation"
     for parts, more in ((2, ()), (3, ("--resume",))):
         process = evaluate(folders[1], *more)
         deadline = time.monotonic() + 120
-        while process.poll() is None and len(list(kept.rglob("*.safetensors"))) < parts and time.monotonic() < deadline:
+        while (
+            process.poll() is None
+            and len(list(kept.rglob("*.safetensors"))) < parts
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         assert process.poll() is None, "it ended before it could be killed"
         process.kill()
@@ -150,5 +214,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path:
         results.append(json.loads(out)["evaluations"][0]["outcomes"])
     for first, second in zip(*results, strict=True):
         assert first["correct"] == second["correct"]
-        assert [stage["accuracy"] for stage in first["stages"]] == [stage["accuracy"] for stage in second["stages"]]
+        assert [stage["accuracy"] for stage in first["stages"]] == [
+            stage["accuracy"] for stage in second["stages"]
+        ]
     assert not kept.exists()

@@ -1,4 +1,5 @@
-"""The one training loop beside a literal one: every ingredient of SGD and of the inner attack, in float64."""
+"""The one training loop beside a literal one: every ingredient of SGD and of the
+inner attack, in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ class Double(Batches):
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)
-    body = (nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 4))
+    body = (
+        nn.Conv2d(3, 5, 3, padding=1),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 36, 4),
+    )
     return nn.Sequential(*body).double()
 
 
@@ -37,9 +44,19 @@ def settings(images: Tensor, labels: Tensor) -> Config:
     recipe = replace(recipes.AT, weight_decay=DECAY, steps=3, clip=CLIP)
     data = mrboost.data.from_tensors(images, labels, images, labels)
     config = resolve(
-        recipe, data, epochs=EPOCHS, batch_size=BATCH, lr=LR, eps=EPS, step_size=STEP, schedule="one-cycle",
-        validation=1, fast="off", seed=7, model="cnn-digits",
-    )  # fmt: skip
+        recipe,
+        data,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        lr=LR,
+        eps=EPS,
+        step_size=STEP,
+        schedule="one-cycle",
+        validation=1,
+        fast="off",
+        seed=7,
+        model="cnn-digits",
+    )
     return replace(config, augment=Augment(padding=2, flip=True))
 
 
@@ -60,14 +77,20 @@ def test_a_training_is_what_a_literal_loop_does(monkeypatch: pytest.MonkeyPatch)
         for chosen in (orders[-1][:5], orders[-1][5:10], orders[-1][10:]):
             top, left = torch.randint(5, (2, len(chosen)), generator=draws)
             mirrored = torch.rand(len(chosen), generator=draws) < 0.5
-            x = torch.stack([
-                torch.flip(crop, (2,)) if flip else crop
-                for image, t, s, flip in zip(images[chosen].float() / 255, top, left, mirrored, strict=True)
-                for crop in [F.pad(image, (2, 2, 2, 2))[:, t : t + 6, s : s + 6]]
-            ]).double()  # fmt: skip
+            x = torch.stack(
+                [
+                    torch.flip(crop, (2,)) if flip else crop
+                    for image, t, s, flip in zip(
+                        images[chosen].float() / 255, top, left, mirrored, strict=True
+                    )
+                    for crop in [F.pad(image, (2, 2, 2, 2))[:, t : t + 6, s : s + 6]]
+                ]
+            ).double()
             y = labels[chosen]
             theirs.eval()
-            x_adv = (x + (2 * torch.rand(x.shape, generator=draws, dtype=x.dtype) - 1) * EPS).clamp(0, 1)
+            x_adv = (x + (2 * torch.rand(x.shape, generator=draws, dtype=x.dtype) - 1) * EPS).clamp(
+                0, 1
+            )
             for _ in range(3):
                 x_adv = x_adv.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad(F.cross_entropy(theirs(x_adv), y), x_adv)
@@ -77,7 +100,9 @@ def test_a_training_is_what_a_literal_loop_does(monkeypatch: pytest.MonkeyPatch)
             F.cross_entropy(theirs(x_adv.detach()), y).backward()
             nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
             progress = number / of
-            optimizer.param_groups[0]["lr"] = LR * (progress / 0.3 if progress < 0.3 else (1 - progress) / 0.7)
+            optimizer.param_groups[0]["lr"] = LR * (
+                progress / 0.3 if progress < 0.3 else (1 - progress) / 0.7
+            )
             optimizer.step()
             number += 1
 

@@ -40,13 +40,20 @@ trained = mrboost.boost(
 )
 rank = __import__("os").environ.get("RANK", "alone")
 mrboost.files.write_tensors(__import__("pathlib").Path(out) / f"{rank}.safetensors", trained.state_dict(), {})
-"""
+"""  # noqa: E501
 
 
 TORCHRUN = [
-    sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-    "--rdzv-endpoint", "localhost:0",
-]  # fmt: skip
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node",
+    "2",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-endpoint",
+    "localhost:0",
+]
 
 
 def launch(folder: Path, *arguments: str) -> None:
@@ -62,7 +69,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def test_processes_end_with_equal_weights_and_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_end_with_equal_weights_and_those_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four batches of 32 and one of 9: shares of unequal size are weighed by it."""
     for name in ("two", "one"):
         (tmp_path / name).mkdir()
@@ -71,7 +80,8 @@ def test_processes_end_with_equal_weights_and_those_of_one(tmp_path: Path, monke
     monkeypatch.setattr(sys, "argv", ["script.py", "mrboost", "plain", str(tmp_path / "one")])
     exec(SCRIPT, {})
     first, second, alone = (
-        load_file(tmp_path / name) for name in ("two/0.safetensors", "two/1.safetensors", "one/alone.safetensors")
+        load_file(tmp_path / name)
+        for name in ("two/0.safetensors", "two/1.safetensors", "one/alone.safetensors")
     )
     assert first.keys() == second.keys() == alone.keys()
     assert not (tmp_path / "one/0.safetensors").exists()
@@ -91,10 +101,24 @@ def test_statistics_of_batchnorm_agree(tmp_path: Path) -> None:
 
 def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> None:
     command = [
-        *TORCHRUN, "-m", "mrboost", "train", "at", "--data", "digits", "--epochs", "8", "--device", "cpu",
-        "--out", str(tmp_path / "run"), "--resume",
-    ]  # fmt: skip
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
+        *TORCHRUN,
+        "-m",
+        "mrboost",
+        "train",
+        "at",
+        "--data",
+        "digits",
+        "--epochs",
+        "8",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+        "--resume",
+    ]
+    job = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    )
     try:
         metrics = tmp_path / "run/metrics.jsonl"
         deadline = time.monotonic() + 120
@@ -102,7 +126,9 @@ def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> N
             assert job.poll() is None, job.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        workers = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+        workers = subprocess.run(
+            ["pgrep", "-P", str(job.pid)], capture_output=True, text=True
+        ).stdout.split()
         assert len(workers) == 2
         os.kill(int(workers[1]), signal.SIGKILL)
         _, errors = job.communicate(timeout=120)
@@ -120,9 +146,13 @@ def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> N
 def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A command of mrboost in two processes."""
     return subprocess.run(
-        [*TORCHRUN, "-m", "--", "mrboost", *arguments, "--device", "cpu"], capture_output=True, text=True, timeout=300,
-        env=environment(), cwd=cwd,
-    )  # fmt: skip
+        [*TORCHRUN, "-m", "--", "mrboost", *arguments, "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+        cwd=cwd,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +163,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Point by point what one process finds; AutoAttack's queue included, and a last share that is smaller."""
-    evaluate = ["evaluate", run, "--attack", "pgd-5,apgd-ce,autoattack", "--n", "3", "--quiet", "--json"]
+    """Point by point what one process finds; AutoAttack's queue included, and a last
+    share that is smaller."""
+    evaluate = [
+        "evaluate",
+        run,
+        "--attack",
+        "pgd-5,apgd-ce,autoattack",
+        "--n",
+        "3",
+        "--quiet",
+        "--json",
+    ]
 
     def in_two() -> dict:
         done = command(*evaluate)
@@ -146,7 +186,9 @@ def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[s
         (one,) = ask()["evaluations"]
         assert one["n"] == 3
         kept = json.loads(Path(run, "results.json").read_text())["evaluations"]
-        assert [outcome["correct"] for outcome in kept[-1]["outcomes"]] == [o["correct"] for o in one["outcomes"]]
+        assert [outcome["correct"] for outcome in kept[-1]["outcomes"]] == [
+            o["correct"] for o in one["outcomes"]
+        ]
         found.append(one)
     alone, shared = found
     for mine, theirs in zip(shared["outcomes"], alone["outcomes"], strict=True):
@@ -170,7 +212,8 @@ def test_what_all_processes_have_finished_is_not_lost(run: str, tmp_path: Path, 
         "pgd = PGD.__call__\n"
         "if os.environ['RANK'] == '1':\n"
         "    Square.begin = fail\n"
-        "    PGD.__call__ = lambda attack, *rest, **more: (fail if attack.steps == 1 else pgd)(attack, *rest, **more)\n"
+        "    PGD.__call__ = lambda attack, *rest, **more: (fail if attack.steps == 1 else "
+        "pgd)(attack, *rest, **more)\n"
     )
     evaluate = ["evaluate", str(tmp_path / "run"), "--n", "8", "--quiet", "--json", "--attack"]
     expected = json_of(capsys, *evaluate, "pgd-3,autoattack", "--device", "cpu")["evaluations"][0]
@@ -180,9 +223,16 @@ def test_what_all_processes_have_finished_is_not_lost(run: str, tmp_path: Path, 
     lines = [line for line in done.stderr.splitlines() if line.startswith("mrboost: error")]
     assert len(lines) == 1
     assert "image 1 under fgsm are NaN" in lines[0]
-    assert "autoattack failed too (in process 1 of 2, which counts its own images, one in 2)" in lines[0]
+    assert (
+        "autoattack failed too (in process 1 of 2, which counts its own images, one in 2)"
+        in lines[0]
+    )
     (kept,) = json.loads(Path(tmp_path, "run/results.json").read_text())["evaluations"]
-    assert [found["attack"] for found in kept["outcomes"]] == ["clean", "pgd-3", "autoattack up to fab-t"]
+    assert [found["attack"] for found in kept["outcomes"]] == [
+        "clean",
+        "pgd-3",
+        "autoattack up to fab-t",
+    ]
     assert kept["failed"] == ["fgsm", "autoattack"]
     assert kept["worst"] is None
     (clean, pgd, less), (same_clean, same_pgd, whole) = kept["outcomes"], expected["outcomes"]
@@ -202,16 +252,26 @@ def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
         "parts.write_tensors = refuse\n"
     )
     done = command(
-        "evaluate", str(tmp_path / "run"), "--attack", "fgsm", "--n", "4", "--no-check", "--import", "way",
+        "evaluate",
+        str(tmp_path / "run"),
+        "--attack",
+        "fgsm",
+        "--n",
+        "4",
+        "--no-check",
+        "--import",
+        "way",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert done.returncode != 0
     assert "best-1-1-2 is in the way" in done.stderr
 
 
 def test_a_trained_network_is_boosted_together(run: str, tmp_path: Path) -> None:
     out = tmp_path / "boosted"
-    done = command("train", "mrboost", "--first", run, "--rounds", "2", "--epochs", "1", "--out", str(out))
+    done = command(
+        "train", "mrboost", "--first", run, "--rounds", "2", "--epochs", "1", "--out", str(out)
+    )
     assert done.returncode == 0, done.stderr
     for kind in ("01.safetensors", "01.last.safetensors"):
         ours, theirs = (load_file(Path(folder) / "members" / kind) for folder in (out, run))
@@ -234,10 +294,21 @@ def test_mistakes_under_torchrun_get_one_line(run: str, tmp_path: Path) -> None:
         assert "[rank1]" not in done.stderr
 
 
-def test_what_one_process_does_is_refused_to_several(run: str, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_process_does_is_refused_to_several(
+    run: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
-        for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        for name, value in (
+            ("TORCHELASTIC_RUN_ID", "1"),
+            ("WORLD_SIZE", "2"),
+            ("RANK", "0"),
+            ("LOCAL_RANK", "0"),
+        ):
             patched.setenv(name, value)
         assert "start this command without torchrun" in error_of(capsys, "reweight", run)
-    monkeypatch.setattr(evaluate_run, "make_fabric", lambda *_, **__: SimpleNamespace(global_rank=0, world_size=2))
-    assert "examples are written by one process" in error_of(capsys, "evaluate", run, "--examples", "x.npz")
+    monkeypatch.setattr(
+        evaluate_run, "make_fabric", lambda *_, **__: SimpleNamespace(global_rank=0, world_size=2)
+    )
+    assert "examples are written by one process" in error_of(
+        capsys, "evaluate", run, "--examples", "x.npz"
+    )

@@ -1,4 +1,5 @@
-"""A step of training: on quick copies it does what it does on the networks themselves, captured or not."""
+"""A step of training: on quick copies it does what it does on the networks
+themselves, captured or not."""
 
 from __future__ import annotations
 
@@ -30,10 +31,14 @@ DEVICES = ["cpu", pytest.param("cuda", marks=on_cuda)]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("loss", [cross_entropy, margin_cross_entropy])
-def test_the_attack_on_copies_raises_the_loss_as_far(loss, device: str, model, undefended, batch) -> None:
+def test_the_attack_on_copies_raises_the_loss_as_far(
+    loss, device: str, model, undefended, batch
+) -> None:
     """At least 99 % of the loss that the attack on the networks themselves reaches."""
     x, y = (tensor.to(device) for tensor in batch)
-    networks = [deepcopy(network).to(device).eval().requires_grad_(False) for network in (model, undefended)]
+    networks = [
+        deepcopy(network).to(device).eval().requires_grad_(False) for network in (model, undefended)
+    ]
     copies = [quick(network, x) for network in networks]
 
     def reached(sampler, past, learner) -> float:
@@ -44,12 +49,17 @@ def test_the_attack_on_copies_raises_the_loss_as_far(loss, device: str, model, u
             return loss(mrboost.Ensemble(who).to(device)(x_adv), y).item()
 
     assert reached(Learner(loss), [], copies[1]) > 0.99 * reached(Learner(loss), [], networks[1])
-    assert reached(All(loss), copies[:1], copies[1]) > 0.99 * reached(All(loss), networks[:1], networks[1])
+    assert reached(All(loss), copies[:1], copies[1]) > 0.99 * reached(
+        All(loss), networks[:1], networks[1]
+    )
 
 
 @pytest.mark.parametrize(("norm", "eps", "std"), [("Linf", 0.1, 0.1 / 8), ("L2", 0.8, 0.8 / 64)])
-def test_a_start_that_half_precision_resolves(norm: str, eps: float, std: float, model, batch) -> None:
-    """TRADES starts so close to the image that its first gradient would be noise: farther out it reaches as far."""
+def test_a_start_that_half_precision_resolves(
+    norm: str, eps: float, std: float, model, batch
+) -> None:
+    """TRADES starts so close to the image that its first gradient would be noise: farther
+    out it reaches as far."""
     network, (x, y) = deepcopy(model).eval().requires_grad_(False), batch
     copy = Copy(network, half=True)
     attack = PGD(eps, norm, steps=10, start=Gaussian())
@@ -67,7 +77,9 @@ def test_a_start_that_half_precision_resolves(norm: str, eps: float, std: float,
 
 
 @pytest.mark.parametrize(("precision", "std"), [("32-true", 0.001), ("bf16-mixed", 0.1 / 8)])
-def test_mixed_precision_without_copies_needs_that_start_too(precision: str, std: float, tiny: Dataset) -> None:
+def test_mixed_precision_without_copies_needs_that_start_too(
+    precision: str, std: float, tiny: Dataset
+) -> None:
     """Where no quick copy is made, the attack meets the network under autocast."""
     seen = []
 
@@ -89,10 +101,14 @@ def test_mixed_precision_without_copies_needs_that_start_too(precision: str, std
     assert set(seen) == {Gaussian(std)}
 
 
-def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options) -> Progress:
+def train(
+    recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options
+) -> Progress:
     torch.manual_seed(0)
     config = resolve(recipes.get(recipe), dataset, epochs=1, batch_size=12, **options)
-    networks = [models.build(config.model, dataset.shape, dataset.num_classes) for _ in range(past + 1)]
+    networks = [
+        models.build(config.model, dataset.shape, dataset.num_classes) for _ in range(past + 1)
+    ]
     fabric = make_fabric(device, "32-true")
     members = [network.to(device).eval().requires_grad_(False) for network in networks[:past]]
     state = begin(networks[-1], config, fabric)
@@ -111,15 +127,23 @@ def train(recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recipe", sorted(recipes.RECIPES))
 def test_copies_and_capture_change_little(recipe: str, device: str, tiny: Dataset) -> None:
-    """After six steps the weights are where the plain loop leaves them, up to what low precision does to the attack."""
+    """After six steps the weights are where the plain loop leaves them, up to what low
+    precision does to the attack."""
     if recipe == "deeper":
         pytest.skip("a ResNet-152 for images of 8x8 tests nothing that wider does not")
-    options = {"past": 1 if recipes.get(recipe).rounds > 1 else 0, "lr": 0.01, "ema": 0.5, "clip": 1.0}
+    options = {
+        "past": 1 if recipes.get(recipe).rounds > 1 else 0,
+        "lr": 0.01,
+        "ema": 0.5,
+        "clip": 1.0,
+    }
     plain, fast = (train(recipe, tiny, device, fast=fast, **options) for fast in ("off", "on"))
     initial = train(recipe, tiny, device, steps=0, fast="off", **options).learner
     for mine, theirs in ((fast.learner, plain.learner), (fast.kept, plain.kept)):
         moved = far = 0.0
-        for a, b, c in zip(mine.parameters(), theirs.parameters(), initial.parameters(), strict=True):
+        for a, b, c in zip(
+            mine.parameters(), theirs.parameters(), initial.parameters(), strict=True
+        ):
             far += (a - b).square().sum().item()
             moved += (b - c).square().sum().item()
         assert moved > 0
@@ -140,7 +164,9 @@ def test_a_network_that_cannot_be_copied(tiny: Dataset) -> None:
         said: list[str] = []
         config = resolve(recipes.AT, tiny, fast=fast)
         learner = Branching()
-        step = Step(begin(learner, config, fabric), [], config, fabric, tiny.train[:8].images(), said.append)
+        step = Step(
+            begin(learner, config, fabric), [], config, fabric, tiny.train[:8].images(), said.append
+        )
         before = learner.layer.weight.detach().clone()
         step.begin(0, 3)
         step(tiny.train.images(), tiny.train.y, 0.0)
@@ -162,11 +188,16 @@ def test_a_replay_does_what_its_function_does() -> None:
 
         def function(x: Tensor) -> Tensor:
             total.add_(x.sum(dim=0))
-            return x * torch.rand(x.shape, generator=generator, device="cuda") + torch.rand(3, device="cuda")
+            return x * torch.rand(x.shape, generator=generator, device="cuda") + torch.rand(
+                3, device="cuda"
+            )
 
         torch.manual_seed(2)
         call = wrap(function, [generator])
-        results = [call(torch.full((size, 3), float(i), device="cuda")).clone() for i, size in enumerate([4, 4, 2] * 6)]
+        results = [
+            call(torch.full((size, 3), float(i), device="cuda")).clone()
+            for i, size in enumerate([4, 4, 2] * 6)
+        ]
         generator.manual_seed(5)
         return [*results, call(torch.ones(4, 3, device="cuda")).clone()], total
 
@@ -187,12 +218,17 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
             return x * torch.rand(3, device="cuda") if len(x) == 2 or x.sum().item() > 0 else -x
 
         call = wrap(function, [generator])
-        results = [call(torch.full((size, 3), float(i), device="cuda")).clone() for i, size in enumerate([2, 4] * 6)]
+        results = [
+            call(torch.full((size, 3), float(i), device="cuda")).clone()
+            for i, size in enumerate([2, 4] * 6)
+        ]
         generator.manual_seed(5)
         return [*results, call(torch.ones(2, 3, device="cuda")).clone()]
 
     said: list[str] = []
-    torch.testing.assert_close(run(lambda function, _: function), run(lambda *given: Replay(*given, say=said.append)))
+    torch.testing.assert_close(
+        run(lambda function, _: function), run(lambda *given: Replay(*given, say=said.append))
+    )
     assert [("cannot be captured" in message, "slower" in message) for message in said] == [
         (False, False),
         (True, True),
@@ -203,8 +239,14 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
 
 
 def test_a_graph_is_captured_where_that_pays() -> None:
-    """Few lanes less are not worth a new graph, unless many steps are to come; none is too small."""
-    assert [Engine._fits(lanes, 704, 85) for lanes in (704, 670, 400, 705)] == [True, True, False, False]
+    """Few lanes less are not worth a new graph, unless many steps are to
+    come; none is too small."""
+    assert [Engine._fits(lanes, 704, 85) for lanes in (704, 670, 400, 705)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert [Engine._fits(lanes, 704, 17) for lanes in (670, 400, 705)] == [True, True, False]
     assert not Engine._fits(670, 704, 5000)
     assert not Engine._fits(705, 704, 0)
@@ -228,7 +270,9 @@ def test_steps_of_a_search_are_taken_in_place() -> None:
         return state | {"t": state["t"] + 1, "a": state["b"], "b": state["a"] + state["c"]}
 
     for lanes, left in ((40, 5), (33, 5), (7, 1000), (40, 5)):
-        state = {name: torch.rand(lanes, 5, device="cuda") for name in "abc"} | {"t": torch.zeros(lanes, device="cuda")}
+        state = {name: torch.rand(lanes, 5, device="cuda") for name in "abc"} | {
+            "t": torch.zeros(lanes, device="cuda")
+        }
         wanted = state
         for _ in range(5):
             wanted = step(network, wanted)

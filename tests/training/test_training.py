@@ -31,7 +31,8 @@ from mrboost.training.fit import begin, fit
 from mrboost.training.state import Progress, best_epoch, first_eligible
 
 SMOOTH = OnPerturbed(Smoothed(margin_cross_entropy))
-STRONG = replace(recipes.STRONG, objective=SMOOTH, ema=0.9, clip=1.0, cutmix=CutMix())  # every part at once
+# Every part at once
+STRONG = replace(recipes.STRONG, objective=SMOOTH, ema=0.9, clip=1.0, cutmix=CutMix())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -46,29 +47,41 @@ def assert_same(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 def test_piecewise_and_one_cycle() -> None:
     piecewise = Piecewise()
-    assert [piecewise(p) for p in (0, 0.49, 0.5, 0.74, 0.75, 0.99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert [piecewise(p) for p in (0, 0.49, 0.5, 0.74, 0.75, 0.99)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
     cycle = OneCycle(warmup=0.25)
     assert [cycle(p) for p in (0, 0.125, 0.25, 0.625, 1)] == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 def test_streams_differ_and_are_stable() -> None:
-    streams = {derive(seed, name, i) for seed in (0, 1) for name in ("epoch", "initialise") for i in range(100)}
+    streams = {
+        derive(seed, name, i)
+        for seed in (0, 1)
+        for name in ("epoch", "initialise")
+        for i in range(100)
+    }
     assert len(streams) == 400
     assert derive(0, "epoch", 1, 0) == derive(0, "epoch", 1, 0)
     assert 0 <= min(streams) <= max(streams) < 2**63
 
 
-@pytest.mark.parametrize("recipe", [recipes.AT, recipes.AT2, recipes.AT_MCE, STRONG], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe", [recipes.AT, recipes.AT2, recipes.AT_MCE, STRONG], ids=lambda r: r.name
+)
 def test_deterministic_under_a_seed_and_only_then(recipe: Recipe, tiny: Dataset) -> None:
     random_state = torch.get_rng_state()
     one, two, other = (mrboost.boost(recipe, tiny, seed=seed, device="cpu") for seed in (1, 1, 2))
     assert_same(weights(one), weights(two))
     assert not torch.equal(one[0][1][0].weight, other[0][1][0].weight)
-    assert torch.equal(torch.get_rng_state(), random_state), "the global random state is the caller's"
+    assert torch.equal(torch.get_rng_state(), random_state), (
+        "the global random state is the caller's"
+    )
 
 
 def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
-    """One full batch without momentum: the weights move by −lr · gradient of the loss on the perturbed images."""
+    """One full batch without momentum: the weights move by −lr · gradient of the loss on
+    the perturbed images."""
     seen: list[Tensor] = []
 
     def recording(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -76,7 +89,11 @@ def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
         return cross_entropy(logits, target, reduction=reduction)
 
     recipe = replace(
-        recipes.AT, objective=OnPerturbed(loss=recording, scale=3.0), momentum=0.0, weight_decay=0.0, lr=0.5
+        recipes.AT,
+        objective=OnPerturbed(loss=recording, scale=3.0),
+        momentum=0.0,
+        weight_decay=0.0,
+        lr=0.5,
     )
     config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3)
     learner = models.build("cnn-digits", tiny.shape, 3)
@@ -94,8 +111,11 @@ def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("decay", "effective"), [(0.05, 0.05), (0.999, 0.1)])
-def test_the_average_of_weights_is_what_is_kept(decay: float, effective: float, tiny: Dataset) -> None:
-    """One step an epoch: after two steps it is decay · first + (1 − decay) · second, the decay at most 1 / 10."""
+def test_the_average_of_weights_is_what_is_kept(
+    decay: float, effective: float, tiny: Dataset
+) -> None:
+    """One step an epoch: after two steps it is decay · first + (1 − decay) · second, the
+    decay at most 1 / 10."""
 
     def fitted(ema: float | None, epochs: int) -> dict[str, Tensor]:
         recipe = replace(recipes.AT, ema=ema, schedule=Piecewise(milestones=()))
@@ -108,12 +128,15 @@ def test_the_average_of_weights_is_what_is_kept(decay: float, effective: float, 
     first, second, kept = fitted(None, 1), fitted(None, 2), fitted(decay, 2)
     for name, value in kept.items():
         if value.is_floating_point() and "running" not in name:
-            torch.testing.assert_close(value, effective * first[name] + (1 - effective) * second[name])
+            torch.testing.assert_close(
+                value, effective * first[name] + (1 - effective) * second[name]
+            )
             assert name.startswith("0.") or not torch.equal(value, second[name])
 
 
 def test_the_statistics_of_an_average_are_its_own() -> None:
-    """Their mean over the batches that it was shown, of what its weights make of them; nothing of the learner's."""
+    """Their mean over the batches that it was shown, of what its weights make of them;
+    nothing of the learner's."""
     torch.manual_seed(0)
     learner = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).train()
     kept = Average(learner, decay=0.5)
@@ -127,7 +150,10 @@ def test_the_statistics_of_an_average_are_its_own() -> None:
         for count, x in enumerate(shown, start=1):
             kept.gather(lambda module, x=x: module(x), count)
     seen = [kept.module[0](x).transpose(0, 1).flatten(1) for x in shown]
-    for found, statistic in ((kept.module[1].running_mean, "mean"), (kept.module[1].running_var, "var")):
+    for found, statistic in (
+        (kept.module[1].running_mean, "mean"),
+        (kept.module[1].running_var, "var"),
+    ):
         exact = torch.stack([getattr(pixels, statistic)(dim=1) for pixels in seen]).mean(0)
         torch.testing.assert_close(found, exact)
     assert (kept.module[1].running_var < learner[1].running_var).any()
@@ -149,7 +175,9 @@ def test_shared_weights_enter_the_average_once() -> None:
     assert kept.module[0].weight is kept.module[2].weight
 
 
-def test_an_epoch_ends_with_the_statistics_of_its_last_batches(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_ends_with_the_statistics_of_its_last_batches(
+    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(average, "BATCHES", 2)
     counts: list[int] = []
 
@@ -159,12 +187,15 @@ def test_an_epoch_ends_with_the_statistics_of_its_last_batches(tiny: Dataset, mo
             super().gather(see, batch)
 
     monkeypatch.setattr(training, "Average", Watched)
-    mrboost.boost("at", tiny, model="cnn-digits", epochs=2, batch_size=8, validation=3, ema=0.9, device="cpu")
+    mrboost.boost(
+        "at", tiny, model="cnn-digits", epochs=2, batch_size=8, validation=3, ema=0.9, device="cpu"
+    )
     assert counts == [1, 2, 1, 2]
 
 
 def test_training_makes_a_model_robust(model, undefended, digits: Dataset) -> None:
-    """Seeds of an undefended network gave 56 to 65 % under PGD-20; eight epochs of at-mce give over 80 %."""
+    """Seeds of an undefended network gave 56 to 65 % under PGD-20; eight epochs of
+    at-mce give over 80 %."""
     x, y = digits.test.images(), digits.test.y
     robust, plain = (mrboost.evaluate(m, x, y, "pgd-20", eps=0.1) for m in (model, undefended))
     assert robust["clean"].accuracy > 0.95
@@ -173,7 +204,8 @@ def test_training_makes_a_model_robust(model, undefended, digits: Dataset) -> No
 
 
 def test_held_out_images_are_never_trained_on(tiny: Dataset) -> None:
-    """Every image has its own mean: those of the batches are exactly the images that were not held out."""
+    """Every image has its own mean: those of the batches are exactly the images
+    that were not held out."""
     seen: set[float] = set()
 
     @dataclass(frozen=True)
@@ -197,7 +229,9 @@ def test_held_out_images_are_never_trained_on(tiny: Dataset) -> None:
     assert not seen & {round(value, 5) for value in held_out.images().mean(dim=(1, 2, 3)).tolist()}
 
 
-def test_tied_weights_are_saved_and_loaded(tiny: Dataset, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_weights_are_saved_and_loaded(
+    tiny: Dataset, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(models.registry, "_REGISTRY", dict(models.registry._REGISTRY))
 
     @models.register("tied")
@@ -211,8 +245,13 @@ def test_tied_weights_are_saved_and_loaded(tiny: Dataset, tmp_path, monkeypatch:
 
 def test_a_long_epoch_is_heard_of_in_a_log(tiny: Dataset, monkeypatch, capsys) -> None:
     monkeypatch.setattr(meter, "EVERY", 0.0)
-    mrboost.boost("at", tiny, model="cnn-digits", epochs=2, batch_size=18, device="cpu", progress=True)
-    lines = [line.partition(" (")[0].partition("  loss")[0] for line in capsys.readouterr().err.splitlines()]
+    mrboost.boost(
+        "at", tiny, model="cnn-digits", epochs=2, batch_size=18, device="cpu", progress=True
+    )
+    lines = [
+        line.partition(" (")[0].partition("  loss")[0]
+        for line in capsys.readouterr().err.splitlines()
+    ]
     steps = ["train: round 1/1"] * 2
     assert lines == [*steps, "round 1/1  epoch   1/2", *steps, "round 1/1  epoch   2/2"]
 
@@ -225,7 +264,9 @@ def test_keeps_best_and_last(trained, digits: Dataset) -> None:
     config = json.loads((trained / "config.json").read_text())
     _, held_out = mrboost.data.validation_split(digits.train, config["validation"])
     attack = mrboost.attacks.PGD(0.1, steps=20)
-    best = best_epoch([row["robust"] for row in rows], resolve(recipes.AT_MCE, digits, epochs=8), len(held_out))
+    best = best_epoch(
+        [row["robust"] for row in rows], resolve(recipes.AT_MCE, digits, epochs=8), len(held_out)
+    )
     for which, row in (("best", rows[best - 1]), ("last", rows[-1])):
         loaded = mrboost.load(trained, which)
         result = mrboost.evaluate(loaded, held_out.images(), held_out.y, {"pgd": attack})
@@ -244,7 +285,8 @@ def test_divergence_keeps_the_last_good_state(tiny: Dataset, tmp_path) -> None:
 
     recipe = replace(recipes.AT, objective=OnPerturbed(loss=turns_nan))
     with pytest.raises(
-        InputError, match=r"diverged.*epoch 3.*state after epoch 2 is kept.*in another folder, with a lower lr"
+        InputError,
+        match=r"diverged.*epoch 3.*state after epoch 2 is kept.*in another folder, with a lower lr",
     ):
         mrboost.boost(recipe, tiny, epochs=5, out=tmp_path / "run", device="cpu")
     tensors, facts = files.read_tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")
@@ -260,7 +302,8 @@ def test_divergence_keeps_the_last_good_state(tiny: Dataset, tmp_path) -> None:
 def test_a_crash_at_any_write_resumes_to_the_same_result(
     recipe: Recipe, options: dict, tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rounds. A process that dies before or after one of its writes leaves the folder as it is copied here."""
+    """Two rounds. A process that dies before or after one of its writes leaves the folder
+    as it is copied here."""
     folder, write, crashed = tmp_path / "whole", files.replace_file, []
 
     def replace_file(path: Path, content: bytes) -> None:
@@ -277,12 +320,16 @@ def test_a_crash_at_any_write_resumes_to_the_same_result(
     with monkeypatch.context() as patch:
         for module in (files, runs):
             patch.setattr(module, "replace_file", replace_file, raising=True)
-        reference = weights(mrboost.boost(recipe, tiny, rounds=2, out=folder, device="cpu", **options))
+        reference = weights(
+            mrboost.boost(recipe, tiny, rounds=2, out=folder, device="cpu", **options)
+        )
     metrics = [_without_time(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 2 * options["epochs"]
     assert len(crashed) > 20, "the writes were not seen: the test lost its hold"
     for left in crashed:
-        resumed = mrboost.boost(recipe, tiny, rounds=2, out=left, resume=True, device="cpu", **options)
+        resumed = mrboost.boost(
+            recipe, tiny, rounds=2, out=left, resume=True, device="cpu", **options
+        )
         assert_same(weights(resumed), reference)
         for which in ("best", "last"):
             assert_same(weights(mrboost.load(left, which)), weights(mrboost.load(folder, which)))
@@ -299,7 +346,9 @@ def test_resuming_a_finished_run_changes_nothing(tiny: Dataset, tmp_path) -> Non
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     again = mrboost.boost("at", tiny, out=tmp_path / "run", resume=True, device="cpu")
     assert_same(weights(first), weights(again))
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    } == before
 
 
 def test_two_processes_cannot_train_in_one_folder(tiny: Dataset, tmp_path) -> None:
@@ -342,14 +391,19 @@ def test_refuses_impossible_options(options: dict, message: str, tiny: Dataset, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp_path: Path) -> None:
-    """Files hold rows; a fused step of SGD refuses momentum that lies otherwise than its weights."""
+def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(
+    tiny: Dataset, tmp_path: Path
+) -> None:
+    """Files hold rows; a fused step of SGD refuses momentum that lies
+    otherwise than its weights."""
     torch.manual_seed(0)
     run = runs.Run.create(tmp_path / "run", runs.describe(resolve(recipes.AT, tiny), tiny))
     states = []
     for _ in range(2):
         learner = models.build("cnn-digits", tiny.shape, 3).to(memory_format=torch.channels_last)
-        states.append(Progress(learner, torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9)))
+        states.append(
+            Progress(learner, torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9))
+        )
     saved, restored = states
     saved.learner(tiny.train.images()).sum().backward()
     saved.optimizer.step()
@@ -368,7 +422,8 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(tiny: Dataset, tmp
 
 
 def test_epochs_are_judged_by_an_attack_that_is_the_same_for_all(tiny: Dataset) -> None:
-    """TRADES trains on an attack that starts next to the image; judged by it, it would seem more robust than it is."""
+    """TRADES trains on an attack that starts next to the image; judged by it, it would seem
+    more robust than it is."""
     trades, at = (resolve(recipes.get(name), tiny) for name in ("trades", "at"))
     assert trades.attack() != at.attack()
     assert trades.judge(20) == at.judge(20)
@@ -392,7 +447,9 @@ def test_the_best_is_the_latest_that_chance_does_not_rule_out(
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     all_eligible = replace(recipes.AT, schedule=Piecewise(milestones=(0.0,)))
-    config = resolve(all_eligible, tiny, epochs=len(robust), select_on="validation" if images else "test")
+    config = resolve(
+        all_eligible, tiny, epochs=len(robust), select_on="validation" if images else "test"
+    )
     progress = begin(network, config, make_fabric("cpu"))
     for value, found in enumerate(robust, 1):
         nn.init.constant_(network[1].weight, value)
@@ -412,8 +469,11 @@ def test_the_best_is_the_latest_that_chance_does_not_rule_out(
         ({}, 1, 1),
     ],
 )
-def test_only_late_epochs_are_eligible(options: dict, epochs: int, first: int, tiny: Dataset) -> None:
-    """As seen with mrboost-rndinit: an ensemble is at its most robust while its newest member is hardly trained."""
+def test_only_late_epochs_are_eligible(
+    options: dict, epochs: int, first: int, tiny: Dataset
+) -> None:
+    """As seen with mrboost-rndinit: an ensemble is at its most robust while its newest
+    member is hardly trained."""
     config = resolve(recipes.AT, tiny, epochs=epochs, **options)
     assert first_eligible(config) == first
     falling = [0.9 - 0.5 * epoch / epochs for epoch in range(epochs)]
@@ -428,12 +488,16 @@ def test_only_late_epochs_are_eligible(options: dict, epochs: int, first: int, t
     assert (progress.best_epoch, progress.best["1.weight"][0, 0].item()) == (first, first)
 
 
-@pytest.mark.parametrize(("steps", "share"), [(10, 0.25), (40, 0.25), (5, 0.5), (3, 2.5 / 3), (2, 1.25), (1, 1.25)])
+@pytest.mark.parametrize(
+    ("steps", "share"), [(10, 0.25), (40, 0.25), (5, 0.5), (3, 2.5 / 3), (2, 1.25), (1, 1.25)]
+)
 def test_fewer_steps_of_the_attack_are_longer(digits: Dataset, steps: int, share: float) -> None:
     config = resolve(recipes.AT, digits, steps=steps, eps=0.2)
     assert config.attack().steps == steps
     assert config.attack().step_size == pytest.approx(0.2 * share)
-    assert config.judge(20) == mrboost.attacks.PGD(0.2, steps=20, step_size=0.05), "the judge is the same for all"
+    assert config.judge(20) == mrboost.attacks.PGD(0.2, steps=20, step_size=0.05), (
+        "the judge is the same for all"
+    )
     assert resolve(recipes.AT, digits, steps=steps, step_size=0.01).attack().step_size == 0.01
 
 

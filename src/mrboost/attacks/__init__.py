@@ -1,4 +1,5 @@
-"""Attacks: ``attack(model, x, y) -> x_adv``, inside the ball and [0, 1], the model left as found."""
+"""Attacks: ``attack(model, x, y) -> x_adv``, inside the ball and [0, 1], the
+model left as found."""
 
 from .apgd import APGD
 from .autoattack import AutoAttack

@@ -1,15 +1,18 @@
 r"""Auto-PGD: projected gradient ascent with momentum that chooses its own step size.
 
-With Π the projection onto ball and box, s the steepest step and α = 3/4 (1 in the first iteration)::
+With Π the projection onto ball and box, s the steepest step and α = 3/4 (1 in
+the first iteration)::
 
     z       = Π(x_k + η s(∇loss(x_k)))
     x_{k+1} = Π(x_k + α (z − x_k) + (1 − α) (x_k − x_{k−1}))
 
-η starts at 2 eps. At checkpoints, after 22 % of the iterations and then at distances that shrink by 3 % down to 6 %, η
-is halved and the search goes back to the best point if the loss rose in at most ρ = 75 % of the iterations since the
-last checkpoint, or if η was kept there and the best loss has not improved since.
+η starts at 2 eps. At checkpoints, after 22 % of the iterations and then at distances that shrink by
+3 % down to 6 %, η is halved and the search goes back to the best point if the loss rose in at most
+ρ = 75 % of the iterations since the last checkpoint, or if η was kept there and the best loss has
+not improved since.
 
-Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks", 2020.
+Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse
+parameter-free attacks", 2020.
 """
 
 from __future__ import annotations
@@ -36,13 +39,14 @@ class APGD(Aimed):
     Args:
         eps, norm: the ball, "Linf" or "L2".
         steps: iterations of each run.
-        loss: what to raise; the cross-entropy, or with ``targets`` the targeted DLR. A targeted loss is called with
-            ``other=`` the label aimed at.
-        targets: runs aimed at the most likely false labels, this many of them; 0 for an untargeted attack.
-            A targeted run succeeds with any misclassification.
+        loss: what to raise; the cross-entropy, or with ``targets`` the targeted DLR. A targeted
+            loss is called with ``other=`` the label aimed at.
+        targets: runs aimed at the most likely false labels, this many of them; 0 for an untargeted
+            attack. A targeted run succeeds with any misclassification.
         restarts: runs from other starts (for each target).
-        eot: gradients averaged in each step, for models with random numbers in the forward pass. With more than one, a
-            run goes on to its end and its last misclassified image is tried once more.
+        eot: gradients averaged in each step, for models with random numbers in the forward pass.
+            With more than one, a run goes on to its end and its last misclassified image is tried
+            once more.
         rho: share of rising iterations below which the step is halved.
         seed: of the starts. Each image has its own stream.
     """
@@ -66,7 +70,9 @@ class APGD(Aimed):
     @property
     def name(self) -> str:
         short = {"cross_entropy": "-ce", "margin_cross_entropy": "-mce", "targeted_dlr": ""}
-        loss = getattr(self.loss or (targeted_dlr if self.targets else cross_entropy), "__name__", "loss")
+        loss = getattr(
+            self.loss or (targeted_dlr if self.targets else cross_entropy), "__name__", "loss"
+        )
         return f"apgd{short.get(loss, f'-{loss}')}{'-t' if self.targets else ''}"
 
     @property
@@ -76,7 +82,8 @@ class APGD(Aimed):
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if self.loss is dlr and classes < 3:
             raise InputError(
-                f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, apgd-t or autoattack"
+                f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, "
+                "apgd-t or autoattack"
             )
 
     def evaluations(self) -> int:
@@ -86,12 +93,23 @@ class APGD(Aimed):
         adv = self.start(x, keys, self.eps)
         zero, none = x.new_zeros(len(x)), torch.zeros_like(y, dtype=torch.bool)
         return {
-            "x": x, "y": y, "target": self.target(ranking, job),
-            "t": torch.zeros_like(y), "hit": none, "found": adv,
-            "adv": adv, "old": adv, "size": zero + 2 * self.eps,
-            "best": adv, "best_gradient": torch.zeros_like(x), "best_loss": zero - torch.inf,
-            "last_loss": zero, "rises": zero, "reduced": ~none, "loss_at_check": zero - torch.inf,
-        }  # fmt: skip
+            "x": x,
+            "y": y,
+            "target": self.target(ranking, job),
+            "t": torch.zeros_like(y),
+            "hit": none,
+            "found": adv,
+            "adv": adv,
+            "old": adv,
+            "size": zero + 2 * self.eps,
+            "best": adv,
+            "best_gradient": torch.zeros_like(x),
+            "best_loss": zero - torch.inf,
+            "last_loss": zero,
+            "rises": zero,
+            "reduced": ~none,
+            "loss_at_check": zero - torch.inf,
+        }
 
     def step(self, model: Classifier, state: State) -> State:
         s, adv, t = state, state["adv"], state["t"]
@@ -106,7 +124,9 @@ class APGD(Aimed):
         rises = s["rises"] + (moved & (losses > s["last_loss"]))
         window = _checkpoints(self.steps, t.device)[t.clamp(max=self.steps)]
         check = window > 0
-        halve = check & ((rises <= window * self.rho) | (~s["reduced"] & (s["loss_at_check"] >= best_loss)))
+        halve = check & (
+            (rises <= window * self.rho) | (~s["reduced"] & (s["loss_at_check"] >= best_loss))
+        )
         adv = torch.where(wide(halve, adv), best, adv)
         gradient = torch.where(wide(halve, adv), best_gradient, gradient)
         size = torch.where(halve, s["size"] / 2, s["size"])
@@ -114,13 +134,20 @@ class APGD(Aimed):
         full = threat.project(adv + threat.step(gradient, 1.0) * wide(size, adv), x)
         pull = wide(torch.where(moved, 0.75, 1.0).to(adv.dtype), adv)
         return s | {
-            "t": t + 1, "hit": s["hit"] | wrong, "found": torch.where(wide(wrong, adv), s["adv"], self._best(s, best)),
-            "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x), "old": adv,
-            "size": size, "best": best, "best_gradient": best_gradient, "best_loss": best_loss,
-            "last_loss": torch.where(moved, losses, s["last_loss"]), "rises": torch.where(check, 0, rises),
+            "t": t + 1,
+            "hit": s["hit"] | wrong,
+            "found": torch.where(wide(wrong, adv), s["adv"], self._best(s, best)),
+            "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x),
+            "old": adv,
+            "size": size,
+            "best": best,
+            "best_gradient": best_gradient,
+            "best_loss": best_loss,
+            "last_loss": torch.where(moved, losses, s["last_loss"]),
+            "rises": torch.where(check, 0, rises),
             "reduced": torch.where(check, halve, s["reduced"]),
             "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
-        }  # fmt: skip
+        }
 
     def _best(self, state: State, best: Tensor) -> Tensor:
         """What to offer: the last image that was misclassified, or the one of highest loss."""
@@ -157,14 +184,16 @@ def input_gradient(value: Tensor, x: Tensor) -> Tensor:
 def usable(gradient: Tensor, x: Tensor) -> Tensor:
     """Zero where it is no number, so that a search goes on from where it can.
 
-    Laid out in memory as the images are, whatever the network does inside: what follows is faster for it.
+    Laid out in memory as the images are, whatever the network does inside: what
+    follows is faster for it.
     """
     return torch.nan_to_num(gradient, 0.0, 0.0, 0.0, out=torch.empty_like(x))
 
 
 @lru_cache
 def _checkpoints(steps: int, device: torch.device) -> Tensor:
-    """For each iteration 0..steps, the length of the window that ends there; 0 between checkpoints."""
+    """For each iteration 0..steps, the length of the window that ends there; 0
+    between checkpoints."""
     window, least, shrink = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
     found, position = [0] * (steps + 1), 0
     while position + window <= steps:

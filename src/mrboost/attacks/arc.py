@@ -1,17 +1,19 @@
 r"""ARC: the attack on a randomised classifier that goes from one member's boundary to the next.
 
-What counts against a ``Mixture`` is how many of its members (by weight) an image fools, and that has no gradient; the
-gradient of a smooth stand-in can point away from every boundary within reach. ARC walks to the boundaries themselves.
-Around the current image it keeps a perturbation ``t`` of length β, and for each member, the likeliest first::
+What counts against a ``Mixture`` is how many of its members (by weight) an image fools, and that
+has no gradient; the gradient of a smooth stand-in can point away from every boundary within reach.
+ARC walks to the boundaries themselves. Around the current image it keeps a perturbation ``t`` of
+length β, and for each member, the likeliest first::
 
     ζ, u    distance and direction to the nearest face of the member's linearised cell around x' + t
-    t'      t + b u, brought to length β;   b is as much as takes t' across that face, where β reaches it
+    t'      t + b u, brought to length β;
+    b is as much as takes t' across that face, where β reaches it
     t <- t' where the probability of a right answer does not rise
 
 After the last member the image moves by ``t``, within ball and box.
 
-Reference: Dbouk & Shanbhag, Adversarial Vulnerability of Randomized Ensembles, ICML 2022. Here the walk starts at the
-clean image, and a face is measured from where it was linearised.
+Reference: Dbouk & Shanbhag, Adversarial Vulnerability of Randomized Ensembles, ICML 2022. Here the
+walk starts at the clean image, and a face is measured from where it was linearised.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _BEYOND = 0.05
 
 @dataclass(frozen=True)
 class ARC:
-    """Fool as many members of a ``Mixture`` as one image can; it takes K backward passes a member and step.
+    """Fool as many members of a ``Mixture`` as one image can; it takes K backward
+    passes a member and step.
 
     Args:
         eps: radius of the ball, in units of images in [0, 1].
@@ -53,7 +56,9 @@ class ARC:
         if self.steps < 1:
             raise InputError(f"steps must be at least 1, got {self.steps}")
         if self.step_size is not None and not self.step_size > 0:
-            raise InputError(f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4")
+            raise InputError(
+                f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4"
+            )
 
     def __call__(
         self,
@@ -63,14 +68,24 @@ class ARC:
         *,
         generator: torch.Generator | None = None,  # noqa: ARG002 — it draws nothing
     ) -> Tensor:
-        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype."""
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
+        same shape and dtype."""
         if not isinstance(model, Mixture):
             raise InputError(f"ARC attacks a Mixture, got {type(model).__name__}: use PGD, say")
         check_batch(x, y)
         threat = ball(self.norm, self.eps)
         beta = self.eps / 4 if self.step_size is None else self.step_size
-        order = [i for i in model.weights.argsort(descending=True, stable=True).tolist() if model.weights[i] > 0]
-        with attacked(model), keep_random_state(x.device), torch.inference_mode(False), torch.no_grad():
+        order = [
+            i
+            for i in model.weights.argsort(descending=True, stable=True).tolist()
+            if model.weights[i] > 0
+        ]
+        with (
+            attacked(model),
+            keep_random_state(x.device),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
             x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
             check_logits(model, x, y)
             x_adv, right = x, model.expected_correct(x, y)
@@ -83,26 +98,34 @@ class ARC:
                     kept = now <= right
                     right = torch.where(kept, now, right)
                     move, x_adv = (
-                        torch.where(wide(kept, x), new, old) for new, old in ((trial, move), (reached, x_adv))
+                        torch.where(wide(kept, x), new, old)
+                        for new, old in ((trial, move), (reached, x_adv))
                     )
         return x_adv
 
 
-def _towards_boundary(member: Classifier, centre: Tensor, move: Tensor, threat: Threat, beta: float) -> Tensor:
-    """``move`` turned towards the nearest face of the member's cell around ``centre + move``, of length ``beta``."""
+def _towards_boundary(
+    member: Classifier, centre: Tensor, move: Tensor, threat: Threat, beta: float
+) -> Tensor:
+    """``move`` turned towards the nearest face of the member's cell around ``centre +
+    move``, of length ``beta``."""
     distance, direction, normal = _nearest_face(member, centre + move, threat)
-    # Of length at most β + b before it is brought to β, the sum is across the face (at `from_centre` along the unit
-    # normal as seen from the centre) once b >= β distance / (β − from_centre).
+    # Of length at most β + b before it is brought to β, the sum is across the face (at
+    # `from_centre` along the unit normal as seen from the centre) once b >= β distance / (β −
+    # from_centre).
     from_centre = distance + (normal * move).flatten(1).sum(dim=1)
     enough = beta * distance / (beta - from_centre) + _BEYOND * threat.eps
     length = torch.where(from_centre < beta, enough, beta)
     turned = move + direction * wide(length, move)
-    size = threat.distance(turned, torch.zeros_like(turned)).clamp_(min=torch.finfo(turned.dtype).tiny)
+    size = threat.distance(turned, torch.zeros_like(turned)).clamp_(
+        min=torch.finfo(turned.dtype).tiny
+    )
     return turned * wide(beta / size, move)
 
 
 def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the linearised member stops giving its label: distance, direction of unit length, normal of unit slope."""
+    """Where the linearised member stops giving its label: distance, direction of unit length,
+    normal of unit slope."""
 
     def gaps_of(images: Tensor) -> Tensor:
         logits = member(images)
@@ -113,7 +136,8 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
     nearest = torch.full_like(gaps[:, 0], torch.inf)
     direction, normal = torch.zeros_like(x), torch.zeros_like(x)
     for k, found in enumerate(gradients):
-        gradient = torch.zeros_like(x) if found is None else found  # a member that detaches has no face in sight
+        # A member that detaches has no face in sight
+        gradient = torch.zeros_like(x) if found is None else found
         towards = threat.step(-gradient, 1.0)
         slope = -(gradient * towards).flatten(1).sum(dim=1)  # the dual norm of the gradient
         distance = torch.where((label == k) | (slope == 0), torch.inf, gaps[:, k] / slope)

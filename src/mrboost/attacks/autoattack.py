@@ -6,7 +6,8 @@ plus        apgd-ce, apgd-dlr, fab (5 restarts each), square, apgd-t, fab-t
 rand        apgd-ce, apgd-dlr with 20 gradients averaged in each step, for randomised models
 ==========  =====================================================================================
 
-Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks", 2020.
+Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse
+parameter-free attacks", 2020.
 """
 
 from __future__ import annotations
@@ -32,14 +33,21 @@ UP_TO = " up to "
 """In the name of one that ends early, before the name of the last attack."""
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
-        APGD(eps, norm), APGD(eps, norm, targets=9), FAB(eps, norm, targets=9), Square(eps, norm),
+        APGD(eps, norm),
+        APGD(eps, norm, targets=9),
+        FAB(eps, norm, targets=9),
+        Square(eps, norm),
     ),
     "plus": lambda eps, norm: (
-        APGD(eps, norm, restarts=5), APGD(eps, norm, loss=dlr, restarts=5), FAB(eps, norm, restarts=5),
-        Square(eps, norm), APGD(eps, norm, targets=9), FAB(eps, norm, targets=9),
+        APGD(eps, norm, restarts=5),
+        APGD(eps, norm, loss=dlr, restarts=5),
+        FAB(eps, norm, restarts=5),
+        Square(eps, norm),
+        APGD(eps, norm, targets=9),
+        FAB(eps, norm, targets=9),
     ),
     "rand": lambda eps, norm: (APGD(eps, norm, eot=20), APGD(eps, norm, loss=dlr, eot=20)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,10 @@ class AutoAttack:
             raise unknown_name("version of AutoAttack", self.version, VERSIONS)
         most = len(VERSIONS[self.version](self.eps, self.norm))
         if self.stages is not None and not 1 <= self.stages <= most:
-            raise InputError(f"stages must be 1 to {most}, the attacks of version {self.version!r}, got {self.stages}")
+            raise InputError(
+                f"stages must be 1 to {most}, the attacks of version {self.version!r}, got "
+                f"{self.stages}"
+            )
 
     @property
     def name(self) -> str:
@@ -83,8 +94,11 @@ class AutoAttack:
         """Evaluations of the model for one image that withstands."""
         return sum(search.work(classes) for search in self.searches)
 
-    def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """The worst images found: misclassified where an attack succeeded, else those of the highest margin."""
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The worst images found: misclassified where an attack succeeded, else those
+        of the highest margin."""
         found = run(model, x, y, self.searches, seed_of(self.seed, generator)).adv.to(x.dtype)
         warn_of_probabilities(model, x)
         return found

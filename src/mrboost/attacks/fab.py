@@ -1,15 +1,19 @@
 r"""Fast adaptive boundary attack: walks along the decision boundary towards the clean image.
 
-In each iteration the boundary between the true label and a false one is taken for the hyperplane of its linearisation
-at x_k. With d_1 and d_2 the smallest moves onto it inside the box, from x_k and from the clean image x,
+In each iteration the boundary between the true label and a false one is taken for the hyperplane of
+its linearisation at x_k. With d_1 and d_2 the smallest moves onto it inside the box, from x_k and
+from the clean image x,
 
-    x_{k+1} = (1 − α) (x_k + η d_1) + α (x + η d_2),   α = min(‖d_1‖ / (‖d_1‖ + ‖d_2‖), 0.1),   η = 1.05,
+    x_{k+1} = (1 − α) (x_k + η d_1) + α (x + η d_2),   α = min(‖d_1‖ / (‖d_1‖ + ‖d_2‖), 0.1),
+    η = 1.05,
 
-and a point beyond the boundary goes back a tenth of the way to x. A misclassified point within eps is a success.
+and a point beyond the boundary goes back a tenth of the way to x. A misclassified point
+within eps is a success.
 
-The smallest move spends the same λ on every pixel (Linf), or λ times the pixel's gradient (L2), until the pixel meets
-the box. How far that lowers the linear function is concave and piecewise linear in λ, so Newton's method from λ = 0
-climbs to the solution without overshooting and without sorting the pixels.
+The smallest move spends the same λ on every pixel (Linf), or λ times the pixel's gradient (L2),
+until the pixel meets the box. How far that lowers the linear function is concave and piecewise
+linear in λ, so Newton's method from λ = 0 climbs to the solution without overshooting and without
+sorting the pixels.
 
 Croce & Hein, "Minimally distorted adversarial examples with a fast adaptive boundary attack", 2020.
 """
@@ -36,10 +40,11 @@ _FAR = 1e30
 
 @dataclass(frozen=True)
 class FAB(Aimed):
-    """FAB, untargeted (the nearest boundary each time) or aimed at the ``targets`` most likely false labels in turn.
+    """FAB, untargeted (the nearest boundary each time) or aimed at the ``targets`` most likely
+    false labels in turn.
 
-    The first run of a point starts at the clean image, ``restarts`` beyond it within half of eps. Images on which it
-    fails are returned as they came.
+    The first run of a point starts at the clean image, ``restarts`` beyond it within half of eps.
+    Images on which it fails are returned as they came.
     """
 
     alpha: float = field(default=0.1, kw_only=True)
@@ -49,7 +54,10 @@ class FAB(Aimed):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.targets < 0 or self.restarts < 1:
-            raise InputError(f"targets must be at least 0, restarts at least 1, got {self.targets} and {self.restarts}")
+            raise InputError(
+                f"targets must be at least 0, restarts at least 1, got {self.targets} and "
+                f"{self.restarts}"
+            )
 
     @property
     def name(self) -> str:
@@ -58,29 +66,41 @@ class FAB(Aimed):
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         radius = torch.where(job % self.restarts > 0, self.eps / 2, 0.0).to(x.dtype)
         return {
-            "x": x, "y": y, "target": self.target(ranking, job),
-            "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool), "found": x,
+            "x": x,
+            "y": y,
+            "target": self.target(ranking, job),
+            "t": torch.zeros_like(y),
+            "hit": torch.zeros_like(y, dtype=torch.bool),
+            "found": x,
             "adv": self.start(x, keys, radius),
-        }  # fmt: skip
+        }
 
     def step(self, model: Classifier, state: State) -> State:
         x, y, adv = state["x"], state["y"], state["adv"]
         gap, slope = self._boundary(model, state)
         gap_clean = gap + (slope * (x - adv)).flatten(1).sum(dim=1)
-        moves = nearest(torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm)
+        moves = nearest(
+            torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm
+        )
         lengths = self.threat.distance(moves, moves.new_zeros(())).clamp(min=1e-8)
         here, clean = moves.chunk(2)
-        alpha = wide((lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :])).clamp(max=self.alpha), x)
-        ahead, back = torch.add(adv, here, alpha=self.overshoot), torch.add(x, clean, alpha=self.overshoot)
+        alpha = wide(
+            (lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :])).clamp(max=self.alpha), x
+        )
+        ahead, back = (
+            torch.add(adv, here, alpha=self.overshoot),
+            torch.add(x, clean, alpha=self.overshoot),
+        )
         new = ahead.lerp_(back, alpha).clamp_(0, 1)
         with torch.no_grad():
             wrong = mistaken(model(new.clone()), y)
         success = wrong & (self.threat.distance(new, x) <= self.eps)
         return state | {
-            "t": state["t"] + 1, "hit": state["hit"] | success,
+            "t": state["t"] + 1,
+            "hit": state["hit"] | success,
             "found": torch.where(wide(success, x), new, state["found"]),
             "adv": torch.where(wide(wrong, x), x + self.back * (new - x), new),
-        }  # fmt: skip
+        }
 
     def _boundary(self, model: Classifier, state: State) -> tuple[Tensor, Tensor]:
         """A false label's logit minus the true one's, and its gradient in the images."""
@@ -98,8 +118,12 @@ class FAB(Aimed):
         slopes = torch.stack([usable(there(gradient), adv) for gradient in gradients], dim=1)
         flat = slopes.flatten(2)
         dual = flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
-        label = (gaps.abs() / (dual + 1e-12)).masked_fill(is_label(gaps, y), torch.inf).argmin(dim=1)
-        return gaps.gather(1, label[:, None]).squeeze(1), slopes[torch.arange(len(y), device=y.device), label]
+        label = (
+            (gaps.abs() / (dual + 1e-12)).masked_fill(is_label(gaps, y), torch.inf).argmin(dim=1)
+        )
+        return gaps.gather(1, label[:, None]).squeeze(1), slopes[
+            torch.arange(len(y), device=y.device), label
+        ]
 
 
 def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
@@ -111,7 +135,11 @@ def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
     price, downhill = slopes.abs(), slopes.sign() * -gap.sign()[:, None]
     room = torch.where(downhill > 0, 1 - flat, flat)
     # A pixel adds to the fall for each λ until it meets the box, and then no more.
-    pace, most, full = (price, price * room, room) if norm == "Linf" else (price.square(), price * room, room / price)
+    pace, most, full = (
+        (price, price * room, room)
+        if norm == "Linf"
+        else (price.square(), price * room, room / price)
+    )
     wanted = gap.abs()[:, None]
     spent = torch.zeros_like(wanted)
     for _ in range(_NEWTON_STEPS):

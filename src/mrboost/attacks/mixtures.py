@@ -1,8 +1,9 @@
 """Attacks on a randomised classifier, from the weakest to the honest one.
 
-Against a ``Mixture`` any attack raises the loss of the expected probabilities, since that is what ``Mixture.forward``
-returns: the paper's adaptive attack. The two weaker ones make its point: a defence that only they have been tried on
-has not been tested. ``attacks.arc.ARC`` is a second opinion of another kind: it counts the members it fools.
+Against a ``Mixture`` any attack raises the loss of the expected probabilities, since that is what
+``Mixture.forward`` returns: the paper's adaptive attack. The two weaker ones make its point: a
+defence that only they have been tried on has not been tested. ``attacks.arc.ARC`` is a second
+opinion of another kind: it counts the members it fools.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
 
 
 def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
-    """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on the mean probabilities."""
+    """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on
+    the mean probabilities."""
     logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
     on_parts = (Transfer(attack, part, own=True) for part in (mixture[0], logits))
     return dict(zip(ON_MIXTURES, (*on_parts, attack), strict=True))

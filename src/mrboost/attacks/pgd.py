@@ -5,11 +5,13 @@ An attack is a loss, a start, a step and a projection::
     x_0     = Π(x + start)
     x_{k+1} = Π(x_k + steepest step of length α along ∇ Σ_i loss_i(x_k))
 
-where Π projects onto the eps-ball around x and the box [0, 1]. ``ascend`` is that loop for any per-example
-objective of the images; ``PGD`` is the objective ``loss(model(x'), y)``. The model is an argument, never owned:
-an attack sees it in eval mode without gradients to its weights, and leaves it as it was found.
+where Π projects onto the eps-ball around x and the box [0, 1]. ``ascend`` is that loop for any
+per-example objective of the images; ``PGD`` is the objective ``loss(model(x'), y)``. The model is
+an argument, never owned: an attack sees it in eval mode without gradients to its weights, and
+leaves it as it was found.
 
-References: Goodfellow et al. 2015 (FGSM); Madry et al. 2018 (PGD); Carlini & Wagner 2017 (CW's margin loss).
+References: Goodfellow et al. 2015 (FGSM); Madry et al. 2018 (PGD); Carlini & Wagner
+2017 (CW's margin loss).
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class FromClean:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Start uniformly in the ball of radius ``scale · eps`` (Madry: 1; the release of the paper: 1/2)."""
+    """Start uniformly in the ball of radius ``scale · eps`` (Madry: 1; the
+    release of the paper: 1/2)."""
 
     scale: float = 1.0
 
@@ -86,7 +89,8 @@ def ascend(
     start: Start,
     source: Randomness = None,
 ) -> Tensor:
-    """The last iterate of projected steepest ascent on a per-example objective, within ``threat`` around ``x``."""
+    """The last iterate of projected steepest ascent on a per-example objective, within
+    ``threat`` around ``x``."""
     x_adv = threat.project(x + start(x, threat, source), x)
     for _ in range(steps):
         x_adv.requires_grad_(True)
@@ -107,10 +111,11 @@ class PGD:
         step_size: length of a step in the norm; a quarter of eps if not given.
         loss: what to raise, any ``loss(logits, target, reduction="none")`` of ``mrboost.losses``.
         start: where a restart begins; uniform in the ball by default.
-        restarts: independent starts. With more than one, each example keeps the result that is misclassified (by a
-            ``Mixture``: with the highest probability), among equals the one of highest loss.
-        seed: of the random starts. Each image has its own stream, so that neither the batch it comes in nor the device
-            changes its start. None draws a seed.
+        restarts: independent starts. With more than one, each example keeps the result that is
+            misclassified (by a ``Mixture``: with the highest probability), among equals the one of
+            highest loss.
+        seed: of the random starts. Each image has its own stream, so that neither the batch it
+            comes in nor the device changes its start. None draws a seed.
 
     Example:
         >>> x_adv = PGD(eps=8 / 255, steps=20)(model, x, y)  # doctest: +SKIP
@@ -129,9 +134,13 @@ class PGD:
         ball(self.norm, self.eps)
         check_loss(self.loss)
         if self.steps < 1 or self.restarts < 1:
-            raise InputError(f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}")
+            raise InputError(
+                f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}"
+            )
         if self.step_size is not None and not self.step_size > 0:
-            raise InputError(f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4")
+            raise InputError(
+                f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4"
+            )
 
     @property
     def name(self) -> str:
@@ -156,11 +165,20 @@ class PGD:
         """One ascent with this attack's threat, steps and start on any objective of the images."""
         step_size = self.eps / 4 if self.step_size is None else self.step_size
         return ascend(
-            objective, x, self.threat, steps=self.steps, step_size=step_size, start=self.start, source=source
-        )  # fmt: skip
+            objective,
+            x,
+            self.threat,
+            steps=self.steps,
+            step_size=step_size,
+            start=self.start,
+            source=source,
+        )
 
-    def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype."""
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
+        same shape and dtype."""
         check_batch(x, y)
         source = ImageStreams(self.seed, x) if generator is None else generator
         with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
@@ -174,18 +192,27 @@ class PGD:
                 trial = self._ascent(model, x, y, source)
                 trial_wrong, trial_loss = self._score(model, trial, y)
                 better = (trial_wrong > wrong) | ((trial_wrong == wrong) & (trial_loss > loss))
-                wrong, loss = torch.where(better, trial_wrong, wrong), torch.where(better, trial_loss, loss)
+                wrong, loss = (
+                    torch.where(better, trial_wrong, wrong),
+                    torch.where(better, trial_loss, loss),
+                )
                 best = torch.where(wide(better, x), trial, best)
         return best
 
     def _ascent(self, model: Classifier, x: Tensor, y: Tensor, source: Randomness) -> Tensor:
-        return self.ascend(lambda images: self.loss(model(images.clone()), y, reduction="none"), x, source)
+        return self.ascend(
+            lambda images: self.loss(model(images.clone()), y, reduction="none"), x, source
+        )
 
     def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each example is misclassified, or with which probability, and its loss."""
         with torch.no_grad():
             logits = model(x.clone())
-            wrong = 1 - model.expected_correct(x, y) if isinstance(model, Mixture) else (logits.argmax(dim=1) != y)
+            wrong = (
+                1 - model.expected_correct(x, y)
+                if isinstance(model, Mixture)
+                else (logits.argmax(dim=1) != y)
+            )
             return wrong.float(), self.loss(logits, y, reduction="none").float()
 
 
@@ -205,4 +232,13 @@ def CW(
     seed: int | None = 0,
 ) -> PGD:
     """Carlini–Wagner's margin loss inside PGD, as adversarial-training papers use it."""
-    return PGD(eps, norm, steps=steps, step_size=step_size, loss=margin, start=start, restarts=restarts, seed=seed)
+    return PGD(
+        eps,
+        norm,
+        steps=steps,
+        step_size=step_size,
+        loss=margin,
+        start=start,
+        restarts=restarts,
+        seed=seed,
+    )

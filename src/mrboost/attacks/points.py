@@ -1,4 +1,5 @@
-"""What is known of each point while attacks run on it, and the judge of what they offer: the model itself."""
+"""What is known of each point while attacks run on it, and the judge of what they
+offer: the model itself."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from .base import LOW_PRECISION, Classifier
 
 _JUDGED, _FEW, _MANY = 512, 32, 256
 State = dict[str, Tensor]
-"""Of each lane: ``x``, ``y``, the ``found`` image, whether it is a ``hit``, the evaluations so far ``t``, and more."""
+"""Of each lane: ``x``, ``y``, the ``found`` image, whether it is a ``hit``, the evaluations so
+far ``t``, and more."""
 
 
 @dataclass
 class Points:
-    """What is known of each point: the worst image found so far, its margin (> 0: misclassified), who broke it."""
+    """What is known of each point: the worst image found so far, its margin (> 0:
+    misclassified), who broke it."""
 
     x: Tensor
     y: Tensor
@@ -32,7 +35,8 @@ class Points:
     adv: Tensor
     margin: Tensor
     broken_by: Tensor
-    """Number of the attack that broke the point, 0 for the clean image; −1 while it stands. On the CPU."""
+    """Number of the attack that broke the point, 0 for the clean image; −1 while
+    it stands. On the CPU."""
     done: Tensor
     """Which jobs of the attack under way are finished, ``(N, jobs)``. On the CPU."""
     first: int = 0
@@ -46,7 +50,10 @@ class Points:
     def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
         numbers = torch.arange(first, first + len(x))
         logits = torch.cat(
-            [judge(model, x[part.to(x.device) - first], "", part) for part in torch.split(numbers, _JUDGED)]
+            [
+                judge(model, x[part.to(x.device) - first], "", part)
+                for part in torch.split(numbers, _JUDGED)
+            ]
         )
         wrong = logits.argmax(dim=1) != y
         return cls(
@@ -66,10 +73,12 @@ class Points:
         return self.broken_by < 0
 
     def learn(self, who: Tensor, images: Tensor, logits: Tensor, number: int) -> Tensor:
-        """Images offered by attack ``number`` for the points ``who``: keep the worst, and say which are broken."""
+        """Images offered by attack ``number`` for the points ``who``: keep the worst, and
+        say which are broken."""
         point = who.to(images.device)
         margins = margin(logits, self.y[point], reduction="none")
-        broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)  # not for two that are infinite
+        # Not for two that are infinite
+        broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)
         taken = broken | (margins > self.margin[point])
         self.adv[point] = torch.where(wide(taken, images), images, self.adv[point])
         self.margin[point] = torch.where(taken, margins, self.margin[point])
@@ -107,8 +116,9 @@ def mistaken(logits: Tensor, y: Tensor) -> Tensor:
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
     """The model's own logits on images of these numbers; they must be numbers themselves.
 
-    Where the first two are equal but for the last bits, which change with the size of the batch, the image is judged
-    alone. Of a model that answers in low precision (under autocast, say) any lead counts, as if it computed in it.
+    Where the first two are equal but for the last bits, which change with the size of the batch,
+    the image is judged alone. Of a model that answers in low precision (under autocast, say) any
+    lead counts, as if it computed in it.
     """
     with torch.no_grad(), exact_float32():
         logits = _answers(model, images, _batch(model, images))
@@ -124,7 +134,8 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
 
 
 def _batch(model: Classifier, images: Tensor) -> int:
-    """Few sizes on a CUDA device, which takes longer to get ready for a new one than to run it; else all at once."""
+    """Few sizes on a CUDA device, which takes longer to get ready for a new one than to run
+    it; else all at once."""
     if len(images) == 1 or not images.is_cuda or not isinstance(model, nn.Module):
         return len(images)
     return _FEW if len(images) <= _FEW else _MANY
@@ -135,7 +146,9 @@ def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:
     more = images[:1].expand(-len(images) % size, *images.shape[1:])
     try:
         # Copies of both: a model may work in place, and answer in the same place each time.
-        return torch.cat([model(part).clone() for part in torch.split(torch.cat([images, more]), size)])[: len(images)]
+        return torch.cat(
+            [model(part).clone() for part in torch.split(torch.cat([images, more]), size)]
+        )[: len(images)]
     except torch.OutOfMemoryError:
         if size == 1:
             raise

@@ -1,4 +1,5 @@
-"""Attacks by the names that tables and command lines use: ``autoattack``, ``apgd-t``, ``pgd-20``, ``cw`` and more."""
+"""Attacks by the names that tables and command lines use: ``autoattack``, ``apgd-t``,
+``pgd-20``, ``cw`` and more."""
 
 from __future__ import annotations
 
@@ -34,8 +35,11 @@ _NAMES: dict[str, Callable[[float, str], Attack]] = {
 EXAMPLES = ("pgd-20", "pgd-100", "pgd-mce-20", *_NAMES)
 
 
-def named(name: str, eps: float = 8 / 255, norm: str = "Linf", step_size: float | None = None) -> Attack:
-    """The attack called ``name``: one of ``EXAMPLES``, or any ``pgd[-LOSS]-STEPS`` with LOSS one of mce, margin.
+def named(
+    name: str, eps: float = 8 / 255, norm: str = "Linf", step_size: float | None = None
+) -> Attack:
+    """The attack called ``name``: one of ``EXAMPLES``, or any ``pgd[-LOSS]-STEPS`` with
+    LOSS one of mce, margin.
 
     ``step_size`` is that of ``pgd-N``, a quarter of eps if not given.
     """

@@ -1,7 +1,8 @@
-"""What a search is: an attack as a machine that moves many images at once, each at its own iteration.
+"""What a search is: an attack as a machine that moves many images at once, each
+at its own iteration.
 
-Its state is a dictionary of tensors whose first dimension counts lanes, and ``step`` maps a state to the next. The
-queue (``survivors.py``) decides what runs in the lanes.
+Its state is a dictionary of tensors whose first dimension counts lanes, and ``step`` maps a state
+to the next. The queue (``survivors.py``) decides what runs in the lanes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from .survivors import run
 class Search(BatchedSearch):
     """A batched search that is an attack by itself."""
 
-    def __call__(self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """The worst images found: of highest margin, misclassified where it succeeded."""
         found = run(model, x, y, [self], seed_of(self.seed, generator)).adv.to(x.dtype)
         warn_of_probabilities(model, x)
@@ -31,7 +34,8 @@ class Search(BatchedSearch):
 
 @dataclass(frozen=True)
 class Aimed(Search):
-    """A search whose runs are aimed at the ``targets`` most likely false labels in turn, with ``restarts`` each."""
+    """A search whose runs are aimed at the ``targets`` most likely false labels in turn,
+    with ``restarts`` each."""
 
     targets: int = field(default=0, kw_only=True)
     restarts: int = field(default=1, kw_only=True)

@@ -1,13 +1,17 @@
 r"""Square attack: random search that needs no gradients.
 
-A query changes one random square of the image and is kept if the margin falls. The square covers a share p of the
-image, p = 0.8 at first and halved after 10, 50, 200, 500, 1000, 2000 and 4000 queries.
+A query changes one random square of the image and is kept if the margin falls. The square covers a
+share p of the image, p = 0.8 at first and halved after 10, 50, 200, 500, 1000, 2000 and 4000
+queries.
 
-*Linf*: the search starts at vertical stripes of ±eps; a square sets its pixels to ±eps, one sign per channel.
-*L2*: it starts at a grid of tiles; a query empties one square and spends its budget in another, where it adds a bump
-and its negative. All sizes and places differ from image to image, so squares are masks, and shapes come from a table.
+*Linf*: the search starts at vertical stripes of ±eps; a square sets its pixels to ±eps,
+one sign per channel.
+*L2*: it starts at a grid of tiles; a query empties one square and spends its budget in another,
+where it adds a bump and its negative. All sizes and places differ from image to image, so squares
+are masks, and shapes come from a table.
 
-Andriushchenko et al., "Square attack: a query-efficient black-box adversarial attack via random search", 2020.
+Andriushchenko et al., "Square attack: a query-efficient black-box adversarial attack via
+random search", 2020.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class Square(Search):
         eps, norm: the ball, "Linf" or "L2".
         steps: queries after the first.
         share: the first square's share of the image.
-        abreast: as long as there are fewer images, several queries of each are made at a time, up to so many in all.
+        abreast: as long as there are fewer images, several queries of each are made at a time,
+            up to so many in all.
         seed: each image has its own stream.
     """
 
@@ -66,66 +71,96 @@ class Square(Search):
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
         if x.ndim != 4:
             raise InputError(
-                f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for others use apgd-ce, "
-                "apgd-t and fab-t"
+                f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for "
+                "others use apgd-ce, apgd-t and fab-t"
             )
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
         start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
         return {
-            "x": x, "y": y, "keys": keys, "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool),
-            "found": start, "margin": x.new_full((len(x),), -torch.inf),
-        }  # fmt: skip
+            "x": x,
+            "y": y,
+            "keys": keys,
+            "t": torch.zeros_like(y),
+            "hit": torch.zeros_like(y, dtype=torch.bool),
+            "found": start,
+            "margin": x.new_full((len(x),), -torch.inf),
+        }
 
     def step(self, model: Classifier, state: State) -> State:
-        """The next queries of each lane, several at a time: most change nothing, and what follows the first that does
-        is forgotten, so that it is as if each had waited for the last."""
+        """The next queries of each lane, several at a time: most change nothing, and what follows
+        the first that does is forgotten, so that it is as if each had waited for the last."""
         lanes = len(state["t"])
         ahead = max(1, min(_AHEAD, self.abreast // lanes, _NUMBERS // state["x"].numel()))
         t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
         trial = (self._squares if self.norm == "Linf" else self._moves)(state, t)
         margins = self._margins(model, trial, state, ahead)
-        better = (margins > state["margin"][:, None]) & ~state["hit"][:, None] & (t < self.evaluations())
+        better = (
+            (margins > state["margin"][:, None]) & ~state["hit"][:, None] & (t < self.evaluations())
+        )
         some, first = better.any(dim=1), better.byte().argmax(dim=1)
         chosen = first + torch.arange(0, lanes * ahead, ahead, device=first.device)
         margins = torch.where(some, margins.flatten()[chosen], state["margin"])
         return state | {
-            "t": (state["t"] + torch.where(some, first + 1, ahead * ~state["hit"])).clamp(max=self.evaluations()),
-            "hit": margins > 0, "margin": margins,
+            "t": (state["t"] + torch.where(some, first + 1, ahead * ~state["hit"])).clamp(
+                max=self.evaluations()
+            ),
+            "hit": margins > 0,
+            "margin": margins,
             "found": torch.where(wide(some, trial), trial[chosen], state["found"]),
-        }  # fmt: skip
+        }
 
     def _margins(self, model: Classifier, trial: Tensor, state: State, ahead: int) -> Tensor:
-        """Of the trials. One that is the image found so far is not asked for again, where looking costs nothing."""
-        y, known = (state[key].repeat_interleave(ahead, output_size=len(trial)) for key in ("y", "margin"))
+        """Of the trials. One that is the image found so far is not asked for again, where
+        looking costs nothing."""
+        y, known = (
+            state[key].repeat_interleave(ahead, output_size=len(trial)) for key in ("y", "margin")
+        )
         new: Tensor | slice = slice(None)
         if trial.device.type == "cpu":
-            changed = (trial.view(-1, ahead, *trial.shape[1:]) != state["found"][:, None]).flatten(2).any(dim=2)
+            changed = (
+                (trial.view(-1, ahead, *trial.shape[1:]) != state["found"][:, None])
+                .flatten(2)
+                .any(dim=2)
+            )
             new = (changed.flatten() | known.isneginf()).nonzero().squeeze(1)
             if len(new) == 0:
                 return known.view(-1, ahead)
         with torch.no_grad():
             margins = margin(model(trial[new].clone()), y[new], reduction="none").to(trial.dtype)
-        margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)  # NaN is for the judge to see
-        return (margins if isinstance(new, slice) else known.index_copy(0, new, margins)).view(-1, ahead)
+        # NaN is for the judge to see
+        margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return (margins if isinstance(new, slice) else known.index_copy(0, new, margins)).view(
+            -1, ahead
+        )
 
     def refute(self, state: State, lanes: Tensor) -> None:
         super().refute(state, lanes)
-        state["margin"][lanes] = -torch.inf  # any next trial is taken, and the search goes on from there
+        # Any next trial is taken, and the search goes on from there
+        state["margin"][lanes] = -torch.inf
 
     def _stripes(self, x: Tensor, keys: Tensor) -> Tensor:
         signs = (hashed_uniform(keys, (x.shape[1], 1, x.shape[3])) - 0.5).sign()
         return (x + self.eps * signs.to(x.dtype)).clamp(0, 1)
 
     def _squares(self, state: State, t: Tensor) -> Tensor:
-        """The trials of queries ``t``, ``(N, A)``, lane by lane: a square at the top or the bottom of the ball."""
+        """The trials of queries ``t``, ``(N, A)``, lane by lane: a square at the top or
+        the bottom of the ball."""
         x, (channels, height, width) = state["x"], state["x"].shape[1:]
-        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][self._query(t)].flatten()
+        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][
+            self._query(t)
+        ].flatten()
         draw = hashed_uniform(hashed(state["keys"][:, None], t).flatten(), (2 + channels,))
-        inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)  # the first is the start
+        # The first is the start
+        inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)
         bottom, top = (x - self.eps).clamp_(min=0)[:, None], (x + self.eps).clamp_(max=1)[:, None]
-        inside, up = inside.view(*t.shape, 1, height, width), (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1)
-        return torch.where(inside, torch.where(up, top, bottom), state["found"][:, None]).flatten(0, 1)
+        inside, up = (
+            inside.view(*t.shape, 1, height, width),
+            (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1),
+        )
+        return torch.where(inside, torch.where(up, top, bottom), state["found"][:, None]).flatten(
+            0, 1
+        )
 
     def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
         channels, height, width = x.shape[1:]
@@ -146,7 +181,8 @@ class Square(Search):
     def _moves(self, state: State, t: Tensor) -> Tensor:
         """Likewise in L2: one square is emptied, and its budget spent in another."""
         x, found, keys = (
-            state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1) for key in ("x", "found", "keys")
+            state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1)
+            for key in ("x", "found", "keys")
         )
         t, (channels, height, width) = t.flatten(), x.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
@@ -160,8 +196,12 @@ class Square(Search):
         delta = found - x
         bump = table[kind, row, column][:, None].to(x.dtype)
         new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
-        spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0) / channels
-        budget = (spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
+        spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(
+            min=0
+        ) / channels
+        budget = (
+            spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)
+        ).sqrt()
         new = new / (1e-12 + _norm(new)) * budget
         moved = self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
         return torch.where(wide(t == 0, x), found, moved)  # the first is the start
@@ -179,7 +219,8 @@ def _norm(delta: Tensor) -> Tensor:
 
 
 def _windows(places: Tensor, size: Tensor, height: int, width: int) -> Tensor:
-    """``(N, P, H, W)``: true in squares of each lane's size at P places, each given by two numbers in (0, 1)."""
+    """``(N, P, H, W)``: true in squares of each lane's size at P places, each given by
+    two numbers in (0, 1)."""
     rows, columns = _offsets(places[:, ::2], size, height), _offsets(places[:, 1::2], size, width)
     inside = [(offset >= 0) & (offset < size[:, None, None]) for offset in (rows, columns)]
     return inside[0][..., None] & inside[1][:, :, None]
@@ -195,7 +236,8 @@ def _offsets(places: Tensor, size: Tensor, length: int) -> Tensor:
 def _schedule(
     steps: int, share: float, height: int, width: int, least: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each query the side of its square (odd where ``least`` is 3) and the number of its bumps in the table."""
+    """For each query the side of its square (odd where ``least`` is 3) and the number of
+    its bumps in the table."""
     sides = []
     for query in range(steps + 1):
         part = share / 2 ** sum(query > bound for bound in _HALVINGS)
@@ -206,7 +248,11 @@ def _schedule(
     numbers = [kinds.index(side) for side in sides]
     bumps = _bumps(kinds)
     pairs = torch.stack([bumps.mT, bumps], dim=1).flatten(0, 1)  # lying and upright
-    return torch.tensor(sides, device=device), torch.tensor(numbers, device=device), pairs.to(device)
+    return (
+        torch.tensor(sides, device=device),
+        torch.tensor(numbers, device=device),
+        pairs.to(device),
+    )
 
 
 def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -218,7 +264,8 @@ def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Te
 
 
 def _bumps(sides: Sequence[int]) -> Tensor:
-    """A bump and below it its negative, of length 1, for each side, in the corner of the largest one's square."""
+    """A bump and below it its negative, of length 1, for each side, in the corner of the
+    largest one's square."""
     table = torch.zeros(len(sides), max(sides), max(sides))
     for place, side in zip(table, sides, strict=True):
         half = side // 2
@@ -233,5 +280,7 @@ def _bump(height: int, width: int) -> Tensor:
     total = torch.zeros(height, width)
     top, left = height // 2, width // 2
     for k in range(max(height // 2, width // 2) + 1):
-        total[max(top - k, 0) : max(top + k + 1, 0), max(left - k, 0) : left + k + 1] += 1 / (k + 1) ** 2
+        total[max(top - k, 0) : max(top + k + 1, 0), max(left - k, 0) : left + k + 1] += (
+            1 / (k + 1) ** 2
+        )
     return total / total.square().sum().sqrt().clamp(min=1e-12)

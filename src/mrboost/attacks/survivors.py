@@ -1,11 +1,12 @@
 """The queue that runs searches on the points that stand.
 
-``drain`` puts jobs of points (targets and restarts) into lanes, takes a point out as soon as it is broken, and fills
-its lane with the next job, so that batches stay full. Between two looks at the lanes nothing waits for the device.
+``drain`` puts jobs of points (targets and restarts) into lanes, takes a point out as soon as it is
+broken, and fills its lane with the next job, so that batches stay full. Between two looks at the
+lanes nothing waits for the device.
 
-Whatever a search offers is judged by the model itself in its own precision; only that counts. Every random number is a
-function of the image and the seed, so what happens to a point does not depend on the others, on the number of lanes, or
-on an interruption.
+Whatever a search offers is judged by the model itself in its own precision; only that counts. Every
+random number is a function of the image and the seed, so what happens to a point does not depend on
+the others, on the number of lanes, or on an interruption.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from mrboost.errors import InputError
 from mrboost.seeds import derive, hashed, keep_random_state
 from mrboost.speed.graphs import Engine
 
-from .base import LOW_PRECISION, BatchedSearch, Classifier, Rounded, attacked, check_batch, check_logits
+from .base import (
+    LOW_PRECISION,
+    BatchedSearch,
+    Classifier,
+    Rounded,
+    attacked,
+    check_batch,
+    check_logits,
+)
 from .points import Points, State, judge
 
 
@@ -40,9 +49,10 @@ def run(
 ) -> Points:
     """Each search on the survivors of the last.
 
-    ``first`` is the number that messages give to the first image. ``resume`` puts what an earlier run found into the
-    points and gives the number of the search to go on with; ``tell`` hears of the points now and then; ``work`` counts
-    evaluations of single images, those saved by a success included.
+    ``first`` is the number that messages give to the first image. ``resume`` puts what an earlier
+    run found into the points and gives the number of the search to go on with; ``tell`` hears of
+    the points now and then; ``work`` counts evaluations of single images, those saved by a success
+    included.
     """
     check_batch(x, y)
     with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
@@ -74,8 +84,8 @@ def check(searches: Sequence[BatchedSearch], model: Classifier, x: Tensor, class
     Mixture.check_outermost(model, x)
     if isinstance(model, Mixture):
         raise InputError(
-            f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with a probability: "
-            "use pgd-100, or --adaptive"
+            f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with "
+            "a probability: use pgd-100, or --adaptive"
         )
     for search in searches:
         search.check(x, classes)
@@ -83,7 +93,8 @@ def check(searches: Sequence[BatchedSearch], model: Classifier, x: Tensor, class
 
 @dataclass
 class _Lanes:
-    """What runs side by side: the search's state, and on the CPU each lane's point, job and evaluations so far."""
+    """What runs side by side: the search's state, and on the CPU each lane's point, job
+    and evaluations so far."""
 
     state: State
     owner: Tensor
@@ -104,7 +115,10 @@ class _Lanes:
         # One number for each search and job, so that no two of them share a stream.
         keys = hashed(points.keys[here], number + derive(0, search.name) % 2**32)
         fresh = search.begin(points.x[here], points.y[here], points.ranking[here], keys, number)
-        self.state = {key: torch.cat([self.state[key], value]) if self.state else value for key, value in fresh.items()}
+        self.state = {
+            key: torch.cat([self.state[key], value]) if self.state else value
+            for key, value in fresh.items()
+        }
         self.owner, self.job = torch.cat([self.owner, owner]), torch.cat([self.job, job])
         self.spent = torch.cat([self.spent, torch.zeros_like(job)])
 
@@ -121,7 +135,11 @@ class _Lanes:
     def keep(self, stay: Tensor) -> None:
         index = stay.nonzero().squeeze(1)
         self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
-        self.state = {key: value[index.to(value.device)] for key, value in self.state.items()} if len(index) else {}
+        self.state = (
+            {key: value[index.to(value.device)] for key, value in self.state.items()}
+            if len(index)
+            else {}
+        )
 
     def saved(self) -> State:
         return self.state | {"owner": self.owner, "job": self.job} if self.state else {}
@@ -139,8 +157,9 @@ def drain(
 ) -> None:
     """Run ``search`` on all points that stand, as ``number`` in the order of attacks.
 
-    Full lanes are faster than few, so several jobs of a point run side by side. The image that counts is still that of
-    the first job to break the point: jobs after it stop, jobs before it go on.
+    Full lanes are faster than few, so several jobs of a point run side by side. The image that
+    counts is still that of the first job to break the point: jobs after it stop, jobs before it go
+    on.
     """
     search = search if lanes is None else search.within(lanes)
     jobs, each = search.jobs(points.ranking.shape[1]), search.evaluations()
@@ -150,8 +169,8 @@ def drain(
     count(each * int(points.done[points.alive].sum()) + at.standing(points, at.spent), 0)
     waiting = int((~points.done[points.alive]).sum())
     most = lanes or engine.lanes
-    # As many rounds as needed, equally full; after an interruption as before it: a model that draws gives each lane
-    # its own draws.
+    # As many rounds as needed, equally full; after an interruption as before it: a model that draws
+    # gives each lane its own draws.
     most = points.most = min(most, points.most or -(-waiting // max(1, -(-waiting // most))))
     breaker = torch.full((len(points.x),), jobs)  # the first job that broke a point
     while at.refill(search, points, most):
@@ -184,10 +203,18 @@ def drain(
 
 
 def _judge_lanes(
-    look: Tensor, search: BatchedSearch, model: Classifier, points: Points, number: int, at: _Lanes, breaker: Tensor
+    look: Tensor,
+    search: BatchedSearch,
+    model: Classifier,
+    points: Points,
+    number: int,
+    at: _Lanes,
+    breaker: Tensor,
 ) -> None:
-    """What the model itself says of the images that these lanes found; ``breaker`` is told of each point that falls."""
-    known = (at.state["found"] == at.state["x"]).flatten(1).all(dim=1) & ~at.state["hit"]  # still the clean image
+    """What the model itself says of the images that these lanes found; ``breaker`` is told of
+    each point that falls."""
+    # Still the clean image
+    known = (at.state["found"] == at.state["x"]).flatten(1).all(dim=1) & ~at.state["hit"]
     look = (look & ~known.cpu()).nonzero().squeeze(1)
     if len(look) == 0:
         return

@@ -15,7 +15,8 @@ from mrboost.errors import InputError, NanLogitsError
 class Transfer:
     """Adversarial examples made on ``source``, whichever model they are then shown to.
 
-    ``own`` says that the source is a part of that model, so that it is attacked with gradients of its own.
+    ``own`` says that the source is a part of that model, so that it is attacked with
+    gradients of its own.
     """
 
     attack: Attack

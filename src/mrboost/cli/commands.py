@@ -1,4 +1,5 @@
-"""The command line: ``mrboost train | evaluate | join | reweight | report | study | recipes | data``.
+"""The command line: ``mrboost train | evaluate | join | reweight | report |
+study | recipes | data``.
 
 Every mistake of the user ends in one line on standard error and exit status 2.
 """
@@ -41,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 2 for the user's mistakes, 130 after Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone still gets its table
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports how it counts processes
+            # A terminal that knows ASCII alone still gets its table
+            stream.reconfigure(errors="replace")
+    # It reports how it counts processes
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = parse(given, COMMANDS)
@@ -54,14 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
         if not speaks_for_its_node() and not isinstance(error, LostProcessError):
-            time.sleep(5)  # a mistake that all share is said by the first of them, whose end then ends this one
+            # A mistake that all share is said by the first of them, whose end then ends this one
+            time.sleep(5)
         print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError as error:
-        print(f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size", file=sys.stderr)
+        print(
+            f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
-        print(f"\nmrboost: interrupted{GOES_ON.get(given[0], '') if given else ''}", file=sys.stderr)
+        print(
+            f"\nmrboost: interrupted{GOES_ON.get(given[0], '') if given else ''}", file=sys.stderr
+        )
         return 130
     return 0
 
@@ -69,29 +78,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _where(options: argparse.Namespace) -> dict[str, Any]:
     """What the commands that compute have in common."""
     return {
-        "device": options.device, "data_dir": options.data_dir, "verify": options.verify, "progress": not options.quiet,
-    }  # fmt: skip
+        "device": options.device,
+        "data_dir": options.data_dir,
+        "verify": options.verify,
+        "progress": not options.quiet,
+    }
 
 
 # train
 
 
 def _train(options: argparse.Namespace) -> None:
-    said = {key: value for key in Options.__annotations__ if (value := getattr(options, key)) is not None}
+    said = {
+        key: value
+        for key in Options.__annotations__
+        if (value := getattr(options, key)) is not None
+    }
     name, source, data_dir = options.recipe, options.data, options.data_dir
     if name is None:
         if not (options.resume and options.out):
-            raise InputError("give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)")
+            raise InputError(
+                "give a RECIPE to train, or --resume with the --out of a run (list: mrboost "
+                "recipes)"
+            )
         config = Run.open(options.out).config
         if "joined" in config:
-            raise InputError(f"{str(options.out)!r} joins networks that were trained apart: train those, and join them")
+            raise InputError(
+                f"{str(options.out)!r} joins networks that were trained apart: train those, "
+                "and join them"
+            )
         name, source = config["recipe"]["name"], config["data"] if source is None else source
         data_dir = config.get("data_dir") if data_dir is None else data_dir
         said = as_said(config) | said
     recipe, source = recipes.get(name), "digits" if source is None else source
     out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     where = _where(options) | {"data_dir": data_dir}
-    boost(recipe, source, out=out, resume=options.resume, first=options.first, **where, **cast(Options, said))
+    boost(
+        recipe,
+        source,
+        out=out,
+        resume=options.resume,
+        first=options.first,
+        **where,
+        **cast(Options, said),
+    )
     if not is_first_process():
         return
     run = Run.open(out)
@@ -105,8 +135,8 @@ def _train(options: argparse.Namespace) -> None:
         for which in ("best", "last"):
             epoch = row[which]
             print(
-                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean {epoch['clean']:.2%}  "
-                f"pgd-20 {epoch['robust']:.2%}"
+                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean "
+                f"{epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
             )
     same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
     print(f"next: mrboost evaluate {same}  and  mrboost report {same}")
@@ -120,8 +150,9 @@ def _summary(run: Run) -> dict[str, Any]:
         epochs = run.epochs(round_)
         if missing := set(epochs.values()) - rows.keys():
             raise InputError(
-                f"{run.folder / 'metrics.jsonl'} has no line of round {round_}, epoch {min(missing)}: restore it from "
-                "a copy; the weights are there, mrboost evaluate works"
+                f"{run.folder / 'metrics.jsonl'} has no line of round {round_}, epoch "
+                f"{min(missing)}: restore it from a copy; the weights are there, mrboost evaluate "
+                "works"
             )
         rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
     return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
@@ -133,14 +164,25 @@ def _summary(run: Run) -> dict[str, Any]:
 def _evaluate(options: argparse.Namespace) -> None:
     run = Run.open(options.target)
     kinds, stages = _classifiers(options, run)
-    attacks, norm = [name.strip() for name in options.attack.split(",")], options.norm or run.config["norm"]
+    attacks, norm = (
+        [name.strip() for name in options.attack.split(",")],
+        options.norm or run.config["norm"],
+    )
     radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
-    asked = {"attack": attacks, "adaptive": options.adaptive, "n": options.n, "eps": radii, "norm": norm}
+    asked = {
+        "attack": attacks,
+        "adaptive": options.adaptive,
+        "n": options.n,
+        "eps": radii,
+        "norm": norm,
+    }
     place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
     if options.resume and not options.quiet and is_first_process():
         saved = any(place.rglob("*.safetensors"))
         found = (
-            f"goes on with what is saved in {place}" if saved else "nothing is saved of this evaluation, it starts anew"
+            f"goes on with what is saved in {place}"
+            if saved
+            else "nothing is saved of this evaluation, it starts anew"
         )
         print(f"mrboost: {found}", file=sys.stderr)
     documents: list[dict[str, Any]] = []
@@ -151,7 +193,11 @@ def _evaluate(options: argparse.Namespace) -> None:
         result, problem = _evaluate_one(options, attacks, which, rounds, eps, keep)
         if problem:
             several = len(kinds) * len(stages) * len(options.eps) > 1
-            of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: " if several else ""
+            of = (
+                f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: "
+                if several
+                else ""
+            )
             stopped.append(of + problem)
         documents.append({"weights": which, "members": rounds, **result.to_dict()})
         if len(options.eps) > 1 and eps == options.eps[-1]:
@@ -159,7 +205,11 @@ def _evaluate(options: argparse.Namespace) -> None:
             curves.append({"weights": which, "members": rounds, "points": points})
         if not options.json and is_first_process():
             members = run.rounds_done()
-            of = f" of {members} members" if rounds == members else f" of the first {rounds} of {members} members"
+            of = (
+                f" of {members} members"
+                if rounds == members
+                else f" of the first {rounds} of {members} members"
+            )
             print(f"{options.target}, {which} weights{of if members > 1 else ''}: {result}")
             if len(options.eps) > 1 and eps == options.eps[-1]:
                 print("\n" + curve_table(points))
@@ -176,34 +226,62 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _evaluate_one(
-    options: argparse.Namespace, attacks: list[str], which: str, rounds: int, eps: float | None, keep: Path
+    options: argparse.Namespace,
+    attacks: list[str],
+    which: str,
+    rounds: int,
+    eps: float | None,
+    keep: Path,
 ) -> tuple[Evaluation, str]:
     """What was found of one classifier in one ball, and what failed, if something did."""
     try:
         return evaluate_run(
-            options.target, attacks, which=which, rounds=rounds, n=options.n, eps=eps, norm=options.norm,
-            batch_size=options.batch_size, check=options.check, fit=options.adaptive, keep=keep, resume=options.resume,
-            examples=options.examples, **_where(options),
-        ), ""  # fmt: skip
+            options.target,
+            attacks,
+            which=which,
+            rounds=rounds,
+            n=options.n,
+            eps=eps,
+            norm=options.norm,
+            batch_size=options.batch_size,
+            check=options.check,
+            fit=options.adaptive,
+            keep=keep,
+            resume=options.resume,
+            examples=options.examples,
+            **_where(options),
+        ), ""
     except UnfinishedError as error:
         return error.evaluation, str(error)
 
 
 def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
     """Which weights and how many members are asked for."""
-    kinds, members, planned = list(dict.fromkeys(options.weights.split(","))), run.rounds_done(), run.config["rounds"]
+    kinds, members, planned = (
+        list(dict.fromkeys(options.weights.split(","))),
+        run.rounds_done(),
+        run.config["rounds"],
+    )
     for which in kinds:
         check_kind(which)
     if options.staged and options.rounds is not None:
         raise InputError("--staged is after each round and --rounds after one: give one of them")
     last = max(1, members)  # of none, the first is said to be missing
-    stages = list(range(1, last + 1)) if options.staged else [last if options.rounds is None else options.rounds]
+    stages = (
+        list(range(1, last + 1))
+        if options.staged
+        else [last if options.rounds is None else options.rounds]
+    )
     if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
         raise InputError(
-            "--examples holds those of one classifier and ball: leave out --staged, give one of --weights and --eps"
+            "--examples holds those of one classifier and ball: leave out --staged, give one "
+            "of --weights and --eps"
         )
     if 0 < members < planned and is_first_process():
-        print(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on", file=sys.stderr)
+        print(
+            f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on",
+            file=sys.stderr,
+        )
     return kinds, stages
 
 
@@ -217,12 +295,17 @@ def _join(options: argparse.Namespace) -> None:
 
 
 def _reweight(options: argparse.Namespace) -> None:
-    weights = reweight_run(options.target, objective=options.objective, which=options.weights, **_where(options))
+    weights = reweight_run(
+        options.target, objective=options.objective, which=options.weights, **_where(options)
+    )
     if options.json:
         print(json.dumps({"run": options.target, "weights": weights}, indent=2))
     else:
         print(f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}")
-        print("earlier figures of all members are not of these weights: mrboost evaluate measures them")
+        print(
+            "earlier figures of all members are not of these weights: mrboost evaluate "
+            "measures them"
+        )
 
 
 # report
@@ -233,9 +316,18 @@ def _report(options: argparse.Namespace) -> None:
 
     out = options.out or Path(options.targets[0]) / "report.html"
     path = write_report(
-        options.targets, out, n=options.n, attack=options.attack, plots_dir=options.plots, **_where(options)
+        options.targets,
+        out,
+        n=options.n,
+        attack=options.attack,
+        plots_dir=options.plots,
+        **_where(options),
     )
-    print(json.dumps({"report": str(path)}) if options.json else f"{text_table(options.targets)}\nreport: {path}")
+    print(
+        json.dumps({"report": str(path)})
+        if options.json
+        else f"{text_table(options.targets)}\nreport: {path}"
+    )
 
 
 # study
@@ -249,17 +341,33 @@ def _study(options: argparse.Namespace) -> None:
             raise InputError("give the NAME of a study (list: mrboost study --list)")
         print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
         return
-    said = {key: value for key in Options.__annotations__ if (value := getattr(options, key, None)) is not None}
+    said = {
+        key: value
+        for key in Options.__annotations__
+        if (value := getattr(options, key, None)) is not None
+    }
     study, scale = studies.get(options.name), studies.get_scale(options.scale)
     out = options.out or Path("studies") / scale.name
     request = studies.Request(
-        study, scale, out, tuple(options.data), tuple(options.seeds), options.n, tuple(options.also), said
+        study,
+        scale,
+        out,
+        tuple(options.data),
+        tuple(options.seeds),
+        options.n,
+        tuple(options.also),
+        said,
     )
     trainings = request.trainings()
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
-        training.run()  # one of another configuration, that the page could not show, is refused before any training
-    found: dict[str, Any] = {"study": study.name, "scale": scale.name, "runs": [str(t.folder) for t in chosen]}
+        # One of another configuration, that the page could not show, is refused before any training
+        training.run()
+    found: dict[str, Any] = {
+        "study": study.name,
+        "scale": scale.name,
+        "runs": [str(t.folder) for t in chosen],
+    }
     if options.plan:
         commands = {"commands": [t.command() for t in chosen]}
         print(json.dumps(found | commands, indent=2) if options.json else studies.plan(chosen))
@@ -267,7 +375,10 @@ def _study(options: argparse.Namespace) -> None:
     studies.carry_out(chosen, **_where(options))
     if options.part is None:
         page = studies.compose(
-            request, shlex.join(["mrboost", *options.arguments]), options.device, progress=not options.quiet
+            request,
+            shlex.join(["mrboost", *options.arguments]),
+            options.device,
+            progress=not options.quiet,
         )
         markdown, html = page.write(out, study.name)
         found |= {"markdown": str(markdown), "html": str(html)}
@@ -276,7 +387,10 @@ def _study(options: argparse.Namespace) -> None:
     elif options.part is None:
         print(f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}")
     else:
-        print(f"{len(chosen)} trainings done: gather {out / 'runs'} of all parts, then the command without --part")
+        print(
+            f"{len(chosen)} trainings done: gather {out / 'runs'} of all parts, then the "
+            "command without --part"
+        )
 
 
 # recipes and data
@@ -292,7 +406,10 @@ def _recipes(options: argparse.Namespace) -> None:
     elif options.show:
         for key, value in describe_parts(chosen[0]).items():
             if key != "part":
-                print(f"{key:<13} {_inline(value).replace('{}', 'DATA') if key == 'model' else _inline(value)}")
+                print(
+                    f"{key:<13} "
+                    f"{_inline(value).replace('{}', 'DATA') if key == 'model' else _inline(value)}"
+                )
     else:
         for recipe in chosen:
             print(f"{recipe.name:<22} {recipe.summary}")
@@ -300,15 +417,22 @@ def _recipes(options: argparse.Namespace) -> None:
 
 def _composition(chosen: Sequence[recipes.Recipe]) -> str:
     parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
-    lines = [f"| recipe | {' | '.join(parts)} | besides | reference |", "|---" * (len(parts) + 3) + "|"]
+    lines = [
+        f"| recipe | {' | '.join(parts)} | besides | reference |",
+        "|---" * (len(parts) + 3) + "|",
+    ]
     usual = describe_parts(recipes.AT)
     for recipe in chosen:
         described = describe_parts(recipe)
         cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
         besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
-        cells.append(", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p]))
+        cells.append(
+            ", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p])
+        )
         author, year = recipe.reference.split(",")[0], re.search(r"\d{4}$", recipe.reference)
-        lines.append(f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |")
+        lines.append(
+            f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |"
+        )
     return "\n".join(lines)
 
 
@@ -325,7 +449,10 @@ def _data(options: argparse.Namespace) -> None:
             for key, value in facts.items():
                 print(f"{key:<10} {_inline(value)}")
         else:
-            print(f"{facts['name']:<10} {_inline(facts.get('found') or 'not here: mrboost data ' + facts['name'])}")
+            print(
+                f"{facts['name']:<10} "
+                f"{_inline(facts.get('found') or 'not here: mrboost data ' + facts['name'])}"
+            )
 
 
 def _import(module: str) -> None:
@@ -336,7 +463,9 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(name)
     except (ImportError, ValueError) as error:
-        raise InputError(f"cannot import {module!r} ({error}): run from the folder of {name}.py") from None
+        raise InputError(
+            f"cannot import {module!r} ({error}): run from the folder of {name}.py"
+        ) from None
     finally:
         sys.path.pop(0)
 
@@ -348,7 +477,11 @@ def _inline(value: object) -> str:
         return f"{value['part']}({inside})" if "part" in value else inside
     if isinstance(value, list | tuple):
         return ", ".join(_inline(item) for item in value)
-    return f"{value:g} ({format_eps(value)})" if isinstance(value, float) and "/" in format_eps(value) else str(value)
+    return (
+        f"{value:g} ({format_eps(value)})"
+        if isinstance(value, float) and "/" in format_eps(value)
+        else str(value)
+    )
 
 
 GOES_ON = {

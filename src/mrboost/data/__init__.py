@@ -5,11 +5,20 @@
     batches = Batches(train, 128, device="cuda", augment=Augment(padding=4, flip=True))
     for x, y in batches.epoch(generator): ...            # float32 in [0, 1], int64, on the device
 
-Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belongs to the model, so that an
-attack's eps always means the same thing.
+Images are kept as they come (uint8, or float32 in [0, 1]); normalisation belongs to the model, so
+that an attack's eps always means the same thing.
 """
 
-from mrboost.data.dataset import Dataset, Defaults, Split, as_tensors, drawn, from_tensors, hold_out, validation_split
+from mrboost.data.dataset import (
+    Dataset,
+    Defaults,
+    Split,
+    as_tensors,
+    drawn,
+    from_tensors,
+    hold_out,
+    validation_split,
+)
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import defaults, describe, load, names
 

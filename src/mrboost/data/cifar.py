@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100: batches of Python 2 pickles in a tar archive or in its unpacked folder.
 
-A pickle can name any function to call. Ours may name only the few that build an array, and even those are
-replaced by recorders that keep shape, type and bytes, to be checked before numpy sees them.
+A pickle can name any function to call. Ours may name only the few that build an array, and even
+those are replaced by recorders that keep shape, type and bytes, to be checked before numpy sees
+them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ from mrboost.data.formats import MAX_FILE, Array, to_split
 from mrboost.errors import InputError
 
 
-def cifar(path: Path, train: Sequence[str], test: Sequence[str], labels: str) -> tuple[Split, Split]:
-    """CIFAR-10 or -100 from its tar archive or its unpacked folder; `labels` is the key of the labels."""
+def cifar(
+    path: Path, train: Sequence[str], test: Sequence[str], labels: str
+) -> tuple[Split, Split]:
+    """CIFAR-10 or -100 from its tar archive or its unpacked folder; `labels` is
+    the key of the labels."""
     names = (*train, *test)
     if path.is_dir():
-        batches = {name: read_bounded(path / name, MAX_FILE) for name in names if (path / name).is_file()}
+        batches = {
+            name: read_bounded(path / name, MAX_FILE) for name in names if (path / name).is_file()
+        }
     else:
         found = members(path, lambda member: member.name in names, limit=MAX_FILE)
         batches = {member.path.name: member.data for member in found if member.data is not None}
@@ -35,7 +41,9 @@ def cifar(path: Path, train: Sequence[str], test: Sequence[str], labels: str) ->
 
     def split(part: Sequence[str]) -> Split:
         parsed = [_cifar_batch(batches.pop(name), labels, f"{path}: {name}") for name in part]
-        return to_split(np.concatenate([x for x, _ in parsed]), np.concatenate([y for _, y in parsed]), path)
+        return to_split(
+            np.concatenate([x for x, _ in parsed]), np.concatenate([y for _, y in parsed]), path
+        )
 
     return split(train), split(test)
 
@@ -43,17 +51,26 @@ def cifar(path: Path, train: Sequence[str], test: Sequence[str], labels: str) ->
 def _cifar_batch(content: bytes, labels: str, where: str) -> tuple[Array, Array]:
     batch = restricted_unpickle(content, where)
     if not isinstance(batch, dict):
-        raise InputError(f"{where}: holds a {type(batch).__name__}, not CIFAR's dictionary: get it again")
-    entries = {key.decode("latin1") if isinstance(key, bytes) else key: entry for key, entry in batch.items()}
+        raise InputError(
+            f"{where}: holds a {type(batch).__name__}, not CIFAR's dictionary: get it again"
+        )
+    entries = {
+        key.decode("latin1") if isinstance(key, bytes) else key: entry
+        for key, entry in batch.items()
+    }
     x, y = entries.get("data"), entries.get(labels)
     if not isinstance(x, _PickledArray) or y is None:
         raise InputError(f"{where}: lacks 'data' or {labels!r}: get the official archive again")
     images = x.array(where)
     if images.ndim != 2 or images.shape[1] != 3 * 32 * 32 or images.dtype != np.uint8:
-        raise InputError(f"{where}: images are {images.shape} {images.dtype}, not (N, 3072) uint8: get it again")
+        raise InputError(
+            f"{where}: images are {images.shape} {images.dtype}, not (N, 3072) uint8: get it again"
+        )
     targets = y.array(where) if isinstance(y, _PickledArray) else y
     if isinstance(targets, list) and not all(type(label) is int for label in targets):
-        raise InputError(f"{where}: some labels are not whole numbers: get the official archive again")
+        raise InputError(
+            f"{where}: some labels are not whole numbers: get the official archive again"
+        )
     targets = np.asarray(targets)
     if targets.shape != (len(images),):
         raise InputError(f"{where}: {len(images)} images but {targets.size} labels: get it again")
@@ -84,9 +101,13 @@ class _PickledArray:
             dtype = np.dtype(self.dtype.code).newbyteorder(self.dtype.order)  # type: ignore[arg-type]
             if dtype.kind not in "iuf" or math.prod(self.shape) * dtype.itemsize != len(self.raw):
                 raise ValueError(f"{len(self.raw)} bytes for shape {self.shape} of type {dtype}")
-            return np.frombuffer(self.raw, dtype).reshape(self.shape, order="F" if self.fortran else "C")
+            return np.frombuffer(self.raw, dtype).reshape(
+                self.shape, order="F" if self.fortran else "C"
+            )
         except (TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{where}: damaged array ({reason(error)}): get the official archive again") from error
+            raise InputError(
+                f"{where}: damaged array ({reason(error)}): get the official archive again"
+            ) from error
 
 
 def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _PickledArray:
@@ -126,10 +147,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def restricted_unpickle(content: bytes, where: str) -> Any:
-    """Unpickle lists, dictionaries, numbers, strings and (recorded) arrays; refuse all else by name."""
+    """Unpickle lists, dictionaries, numbers, strings and (recorded) arrays;
+    refuse all else by name."""
     try:
         return _Unpickler(content, where).load()
     except InputError:
         raise
-    except Exception as error:  # a damaged pickle can raise nearly anything, as its documentation says
-        raise InputError(f"{where}: damaged pickle ({type(error).__name__}: {reason(error)}): get it again") from error
+    except Exception as error:
+        # A damaged pickle can raise nearly anything, as its documentation says
+        raise InputError(
+            f"{where}: damaged pickle ({type(error).__name__}: {reason(error)}): get it again"
+        ) from error

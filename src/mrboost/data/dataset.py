@@ -1,7 +1,8 @@
-"""What a dataset is: two splits of tensors, the names of the classes, and the defaults of its field.
+"""What a dataset is: two splits of tensors, the names of the classes, and the
+defaults of its field.
 
-`Split` checks its shapes and types, `Dataset` its values (range, NaN, labels), so that whatever is built from
-them downstream can rely on both.
+`Split` checks its shapes and types, `Dataset` its values (range, NaN, labels), so that whatever is
+built from them downstream can rely on both.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ class Split:
                 "give (N, C, H, W), uint8 in 0..255 or float32 in [0, 1]"
             )
         if self.y.ndim != 1 or self.y.dtype != torch.int64:
-            raise InputError(f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}: give (N,), int64")
+            raise InputError(
+                f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}: give (N,), int64"
+            )
         if len(self.x) != len(self.y):
-            raise InputError(f"{len(self.x)} images but {len(self.y)} labels: each image needs one label")
+            raise InputError(
+                f"{len(self.x)} images but {len(self.y)} labels: each image needs one label"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -58,7 +63,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a user who says nothing gets for a dataset: the threat model and the recipe usual in its field."""
+    """What a user who says nothing gets for a dataset: the threat model and the
+    recipe usual in its field."""
 
     eps: float
     step_size: float
@@ -80,13 +86,16 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
-            raise InputError(f"{self.name}: {len(self.classes)} class(es): a classifier needs at least two")
+            raise InputError(
+                f"{self.name}: {len(self.classes)} class(es): a classifier needs at least two"
+            )
         for part, split in (("train", self.train), ("test", self.test)):
             _check_values(split, len(self.classes), f"{self.name} {part}")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise InputError(
-                f"{self.name}: training images are {tuple(self.train.x.shape[1:])} but test images are "
-                f"{tuple(self.test.x.shape[1:])} (channels, height, width): make them the same size"
+                f"{self.name}: training images are {tuple(self.train.x.shape[1:])} but test images "
+                f"are {tuple(self.test.x.shape[1:])} (channels, height, width): make them the same "
+                "size"
             )
 
     @property
@@ -100,7 +109,8 @@ class Dataset:
         return channels, height, width
 
     def fingerprint(self) -> str:
-        """A short name for the training images and labels themselves: another order or pixel gives another one."""
+        """A short name for the training images and labels themselves: another order or
+        pixel gives another one."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (self.train.x, self.train.y):
             digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
@@ -137,9 +147,11 @@ def from_tensors(
     classes: tuple[str, ...] | None = None,
     **defaults: Any,
 ) -> Dataset:
-    """A dataset of your own tensors or arrays: images (N, C, H, W), uint8 or floats in [0, 1], and integer labels.
+    """A dataset of your own tensors or arrays: images (N, C, H, W), uint8 or floats in [0,
+    1], and integer labels.
 
-    `classes` names the labels 0, 1, …; `defaults` changes the fields of `Defaults`, for example `eps=0.1`.
+    `classes` names the labels 0, 1, …; `defaults` changes the fields of `Defaults`,
+    for example `eps=0.1`.
     """
     train, test = (_split(*as_tensors(x, y)) for x, y in ((x_train, y_train), (x_test, y_test)))
     if len(train) == 0:
@@ -154,7 +166,9 @@ def from_tensors(
 
 def _split(x: Tensor, y: Tensor) -> Split:
     if x.ndim == 4 and x.shape[1] == x.shape[2] > 3 and x.shape[3] in (1, 3):
-        raise InputError(f"images have shape {tuple(x.shape)}: put the channels first, (N, C, H, W)")
+        raise InputError(
+            f"images have shape {tuple(x.shape)}: put the channels first, (N, C, H, W)"
+        )
     return Split(x.float() if x.is_floating_point() else x, y)
 
 
@@ -179,7 +193,9 @@ def _tensor(value: object, what: str) -> Tensor:
     try:
         return torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:  # words, or rows of different lengths
-        raise InputError(f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}") from None
+        raise InputError(
+            f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"
+        ) from None
 
 
 def usual_defaults(height: int) -> Defaults:
@@ -189,7 +205,9 @@ def usual_defaults(height: int) -> Defaults:
 
 def _check_values(split: Split, num_classes: int, where: str) -> None:
     if len(split) == 0 or split.x[0].numel() == 0:
-        raise InputError(f"{where}: images have shape {tuple(split.x.shape)}: there is nothing to learn from")
+        raise InputError(
+            f"{where}: images have shape {tuple(split.x.shape)}: there is nothing to learn from"
+        )
     low, high = (int(bound) for bound in split.y.aminmax())
     if low < 0 or high >= num_classes:
         raise InputError(
@@ -201,11 +219,14 @@ def _check_values(split: Split, num_classes: int, where: str) -> None:
         if darkest != darkest:
             raise InputError(f"{where}: some pixels are NaN: remove or repair those images")
         if darkest < 0 or brightest > 1:
-            raise InputError(f"{where}: pixels span [{darkest:g}, {brightest:g}]: rescale them to [0, 1]")
+            raise InputError(
+                f"{where}: pixels span [{darkest:g}, {brightest:g}]: rescale them to [0, 1]"
+            )
 
 
 def rank_in_class(y: Tensor) -> Tensor:
-    """For each example, how many earlier examples share its label: [5, 7, 5, 5, 7] -> [0, 0, 1, 2, 1]."""
+    """For each example, how many earlier examples share its label: [5, 7, 5, 5,
+    7] -> [0, 0, 1, 2, 1]."""
     counts = y.bincount()
     order = y.argsort(stable=True)
     first = counts.cumsum(0) - counts
@@ -215,15 +236,18 @@ def rank_in_class(y: Tensor) -> Tensor:
 
 
 def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
-    """(rest, validation): `count` images drawn from `train`, as `drawn` has it; both parts keep its order."""
+    """(rest, validation): `count` images drawn from `train`, as `drawn` has it; both
+    parts keep its order."""
     held = drawn(train, count, seed)
     return train[~held], train[held]
 
 
 def validation_split(train: Split, count: int) -> tuple[Split, Split]:
-    """(rest, validation): the one split of a data set for `count` images, whatever the seed of a training.
+    """(rest, validation): the one split of a data set for `count` images, whatever
+    the seed of a training.
 
-    So networks of several seeds can be joined and weighted on images that none of them was trained on.
+    So networks of several seeds can be joined and weighted on images that none of
+    them was trained on.
     """
     return hold_out(train, count, derive(0, "hold out"))
 
@@ -231,12 +255,14 @@ def validation_split(train: Split, count: int) -> tuple[Split, Split]:
 def drawn(train: Split, count: int, seed: int) -> Tensor:
     """Which of the images are among `count` that are drawn, each class in proportion to its size.
 
-    Shares are rounded by largest remainder, so every class is within one image of its exact share; classes of one
-    image keep it, and are left out of the reckoning, while the others have enough. The draw depends on `seed` alone,
-    not on the device nor on the global state.
+    Shares are rounded by largest remainder, so every class is within one image of its exact share;
+    classes of one image keep it, and are left out of the reckoning, while the others have enough.
+    The draw depends on `seed` alone, not on the device nor on the global state.
     """
     if not 0 <= count < len(train):
-        raise InputError(f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}")
+        raise InputError(
+            f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}"
+        )
     generator = torch.Generator().manual_seed(seed)
     y = train.y.cpu()
     sizes = y.bincount()
@@ -245,7 +271,8 @@ def drawn(train: Split, count: int, seed: int) -> Tensor:
     total = int(sizes.sum())
     exact = sizes * count  # in units of 1 / total, so that the remainders stay whole numbers
     shares = exact // total
-    # Ties between remainders go to a random class: otherwise the first labels would always get more.
+    # Ties between remainders go to a random class: otherwise the first labels
+    # would always get more.
     tie_break = torch.rand(len(sizes), generator=generator, dtype=torch.float64)
     remainders = (exact % total).to(torch.float64) + tie_break
     shares[remainders.argsort(descending=True)[: count - int(shares.sum())]] += 1

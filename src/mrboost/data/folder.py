@@ -1,10 +1,11 @@
 """The user's own images: a tree `split/class/image`, as a directory or inside a tar or zip archive.
 
-    train/cat/1.png   train/dog/a.jpg   …   test/cat/7.png   …      (in an archive, also below one top folder)
+    train/cat/1.png   train/dog/a.jpg   …   test/cat/7.png   …
+    (in an archive, also below one top folder)
 
-The test split may be called test, val, validation or valid; the first of these that exists is used. The order
-of the images depends on their paths alone, and goes round the classes (the first image of each class, then
-the second of each, …), so that the first n images are a balanced sample for any n.
+The test split may be called test, val, validation or valid; the first of these that exists is used.
+The order of the images depends on their paths alone, and goes round the classes (the first image of
+each class, then the second of each, …), so that the first n images are a balanced sample for any n.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ TEST_NAMES = ("test", "val", "validation", "valid")
 SPLIT_NAMES = ("train", *TEST_NAMES)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SUFFIXES)})"
-# Only these decoders: others that Pillow knows start programs (EPS) or are seldom used and seldom tested.
+# Only these decoders: others that Pillow knows start programs (EPS) or are seldom
+# used and seldom tested.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 GREY_MODES = ("1", "L", "LA")
-DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: Pillow would clip, not rescale
+# More than 8 bits: Pillow would clip, not rescale
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 MAX_PIXELS = 4096 * 4096
 MAX_TOTAL = 8 * 2**30  # bytes of all images together: they live in memory
 
@@ -47,7 +50,8 @@ class Place(NamedTuple):
 
 
 def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
-    """(train, test, classes) of a tree of images; raises InputError for what is not as described above."""
+    """(train, test, classes) of a tree of images; raises InputError for what is
+    not as described above."""
     if not path.exists():
         raise InputError(f"{path} does not exist: give a folder or an archive; {LAYOUT}")
     found: dict[PurePosixPath, Classes] = {}
@@ -55,13 +59,16 @@ def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
     for place, pixels in _decoded(_tree(path) if path.is_dir() else members(path, _is_image), path):
         files = found.setdefault(place.split, {}).setdefault(place.label, {})
         if place.file in files:
-            raise InputError(f"{path}: {place.split}/{place.label}/{place.file} is there twice: pack it again")
+            raise InputError(
+                f"{path}: {place.split}/{place.label}/{place.file} is there twice: pack it again"
+            )
         if pixels is not None:
             files[place.file] = pixels
             total += pixels.nbytes
             if total > MAX_TOTAL:
                 raise InputError(
-                    f"{path}: the images need more than {MAX_TOTAL >> 30} GiB of memory: make them smaller"
+                    f"{path}: the images need more than {MAX_TOTAL >> 30} GiB of memory: make "
+                    "them smaller"
                 )
     names = {split.name: split for split in found}
     test_name = next((name for name in TEST_NAMES if name in names), None)
@@ -86,7 +93,9 @@ def _tree(root: Path) -> Iterator[Member]:
             elif _is_image(relative):
                 yield Member(relative, b"")  # out of place, which `_place` reports
             for file in _visible(label):
-                if file.is_dir() and any(_is_image(PurePosixPath(inner)) for inner in file.iterdir()):
+                if file.is_dir() and any(
+                    _is_image(PurePosixPath(inner)) for inner in file.iterdir()
+                ):
                     raise InputError(f"{file} holds images one level too deep: {LAYOUT}")
                 if file.is_file() and _is_image(relative / file.name):
                     yield Member(relative / file.name, file.read_bytes())
@@ -115,11 +124,17 @@ def _place(member: Member, path: Path) -> Place | None:
 
 
 def _decoded(source: Iterable[Member], path: Path) -> Iterator[tuple[Place, Pixels | None]]:
-    """Each image as it comes. No threads: at 32x32 Pillow spends its time in Python, and two took longer."""
-    for member in tqdm(source, desc=f"reading {path.name}", unit=" images", disable=None, delay=2, leave=False):
+    """Each image as it comes. No threads: at 32x32 Pillow spends its time in Python,
+    and two took longer."""
+    for member in tqdm(
+        source, desc=f"reading {path.name}", unit=" images", disable=None, delay=2, leave=False
+    ):
         place = _place(member, path)
         if place is not None:
-            yield place, None if member.data is None else _decode(member.data, f"{path}: {member.path}")
+            yield (
+                place,
+                None if member.data is None else _decode(member.data, f"{path}: {member.path}"),
+            )
 
 
 def _decode(content: bytes, where: str) -> Pixels:
@@ -131,9 +146,13 @@ def _decode(content: bytes, where: str) -> Pixels:
         Image.open(io.BytesIO(content), formats=FORMATS) as image,
     ):
         if image.width * image.height > MAX_PIXELS:
-            raise InputError(f"{where} has {image.width}x{image.height} pixels, too many: resize it")
+            raise InputError(
+                f"{where} has {image.width}x{image.height} pixels, too many: resize it"
+            )
         if image.mode in DEEP_MODES:
-            raise InputError(f"{where} has more than 8 bits per channel ({image.mode}): save it with 8")
+            raise InputError(
+                f"{where} has more than 8 bits per channel ({image.mode}): save it with 8"
+            )
         if image.mode in GREY_MODES:
             return np.asarray(image.convert("L"))[None]
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
@@ -143,11 +162,16 @@ def _common_classes(path: Path, splits: dict[str, Classes]) -> tuple[str, ...]:
     for name, split in splits.items():
         empty = sorted(label for label, files in split.items() if not files)
         if empty:
-            raise InputError(f"{path}: no image of class {', '.join(empty)} in {name}: add some or remove the folder")
+            raise InputError(
+                f"{path}: no image of class {', '.join(empty)} in {name}: add some or remove "
+                "the folder"
+            )
     (train_name, train), (test_name, test) = splits.items()
     if train.keys() != test.keys():
         extra = {train_name: train.keys() - test.keys(), test_name: test.keys() - train.keys()}
-        only = "; ".join(f"only in {name}: {', '.join(sorted(more))}" for name, more in extra.items() if more)
+        only = "; ".join(
+            f"only in {name}: {', '.join(sorted(more))}" for name, more in extra.items() if more
+        )
         raise InputError(f"{path}: {train_name} and {test_name} must have the same classes; {only}")
     return tuple(sorted(train))
 
@@ -163,15 +187,17 @@ def _common_shape(path: Path, splits: dict[str, Classes]) -> tuple[int, int, int
     for file, (_, rows, columns) in shapes.items():
         if (rows, columns) != (height, width):
             raise InputError(
-                f"{path}: {file} is {columns}x{rows} pixels but {width}x{height} is expected, as in {first}: "
-                "resize the images to one size"
+                f"{path}: {file} is {columns}x{rows} pixels but {width}x{height} is expected, as "
+                f"in {first}: resize the images to one size"
             )
     return max(channels for channels, _, _ in shapes.values()), height, width
 
 
 def _stacked(split: Classes, classes: tuple[str, ...], shape: tuple[int, int, int]) -> Split:
     images = [pixels for label in classes for _, pixels in sorted(split[label].items())]
-    y = torch.arange(len(classes)).repeat_interleave(torch.tensor([len(split[label]) for label in classes]))
+    y = torch.arange(len(classes)).repeat_interleave(
+        torch.tensor([len(split[label]) for label in classes])
+    )
     order = rank_in_class(y).argsort(stable=True)
     x = torch.empty((len(images), *shape), dtype=torch.uint8)
     rows = x.numpy()

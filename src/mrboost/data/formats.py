@@ -1,4 +1,5 @@
-"""MNIST and SVHN in their official file formats, and the step from numpy arrays to a checked `Split`.
+"""MNIST and SVHN in their official file formats, and the step from numpy arrays
+to a checked `Split`.
 
 CIFAR's pickles have a file of their own, `cifar.py`.
 """
@@ -29,7 +30,9 @@ def to_split(x: Array, y: Array, where: object) -> Split:
         x = x[:, None]
     if x.dtype != np.uint8:
         if not np.issubdtype(x.dtype, np.floating):
-            raise InputError(f"{where}: images have type {x.dtype}: store uint8 in 0..255 or floats in [0, 1]")
+            raise InputError(
+                f"{where}: images have type {x.dtype}: store uint8 in 0..255 or floats in [0, 1]"
+            )
         x = x.astype(np.float32)
     if not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"{where}: labels have type {y.dtype}: store whole numbers")
@@ -51,7 +54,9 @@ def mnist_npz(path: Path) -> tuple[Split, Split]:
         with zipfile.ZipFile(path) as bundle:
             size = sum(info.file_size for info in bundle.infolist())
         if size > MAX_FILE:
-            raise InputError(f"{path} unpacks to {size} bytes, more than {MAX_FILE // MIB} MiB: refused")
+            raise InputError(
+                f"{path} unpacks to {size} bytes, more than {MAX_FILE // MIB} MiB: refused"
+            )
         with np.load(path, allow_pickle=False) as arrays:
             missing = [key for key in keys if key not in arrays]
             if missing:
@@ -62,11 +67,14 @@ def mnist_npz(path: Path) -> tuple[Split, Split]:
 
 def mnist_idx(x_train: Path, y_train: Path, x_test: Path, y_test: Path) -> tuple[Split, Split]:
     """MNIST in its original four IDX files, gzipped or not."""
-    return to_split(_idx(x_train), _idx(y_train), x_train), to_split(_idx(x_test), _idx(y_test), x_test)
+    return to_split(_idx(x_train), _idx(y_train), x_train), to_split(
+        _idx(x_test), _idx(y_test), x_test
+    )
 
 
 def _idx(path: Path) -> Array:
-    """The array of an IDX file: 0, 0, type (8: unsigned byte), rank, sizes (big-endian int32), data."""
+    """The array of an IDX file: 0, 0, type (8: unsigned byte), rank, sizes
+    (big-endian int32), data."""
     content = read_bounded(path, MAX_FILE)
     rank = content[3] if len(content) >= 4 else 0
     if content[:3] != b"\x00\x00\x08" or not 1 <= rank <= 4 or len(content) < 4 + 4 * rank:
@@ -74,14 +82,17 @@ def _idx(path: Path) -> Array:
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", rank, offset=4))
     data = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
     if math.prod(shape) != len(data):
-        raise InputError(f"{path} holds {len(data)} bytes for shape {shape}: truncated or damaged, get it again")
+        raise InputError(
+            f"{path} holds {len(data)} bytes for shape {shape}: truncated or damaged, get it again"
+        )
     return data.reshape(shape)
 
 
 def svhn(train: Path, test: Path) -> tuple[Split, Split]:
     """SVHN's cropped digits, two .mat files; the label 10 is the digit 0.
 
-    scipy's reader can crash the interpreter on a damaged file: verify the checksum first, as `load` does.
+    scipy's reader can crash the interpreter on a damaged file: verify the checksum
+    first, as `load` does.
     """
     return _mat(train), _mat(test)
 

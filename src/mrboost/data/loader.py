@@ -1,7 +1,8 @@
-"""Batches on the device: the whole split lives there, and each batch is cut, augmented and converted.
+"""Batches on the device: the whole split lives there, and each batch is cut,
+augmented and converted.
 
-At the sizes of this field (CIFAR-10 is 150 MB) that is faster than any number of worker processes, and it
-makes an epoch a function of one generator: the same seed gives the same batches.
+At the sizes of this field (CIFAR-10 is 150 MB) that is faster than any number of worker processes,
+and it makes an epoch a function of one generator: the same seed gives the same batches.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ class Augment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.padding, int) or self.padding < 0:
-            raise InputError(f"padding {self.padding!r} is negative or not whole: give the pixels to pad, or 0")
+            raise InputError(
+                f"padding {self.padding!r} is negative or not whole: give the pixels to pad, or 0"
+            )
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """For each image: top and left of its crop (0..2*padding, in the padded image), mirrored or not."""
+        """For each image: top and left of its crop (0..2*padding, in the padded
+        image), mirrored or not."""
         device = generator.device
         top = left = torch.zeros(count, dtype=torch.int64, device=device)
         mirrored = torch.zeros(count, dtype=torch.bool, device=device)
         if self.padding:
-            top, left = torch.randint(2 * self.padding + 1, (2, count), generator=generator, device=device)
+            top, left = torch.randint(
+                2 * self.padding + 1, (2, count), generator=generator, device=device
+            )
         if self.flip:
             mirrored = torch.rand(count, generator=generator, device=device) < 0.5
         return top, left, mirrored
@@ -59,7 +65,8 @@ class Augment:
 
 
 class Mixed(NamedTuple):
-    """The second label of images that are made of two, and how much of each image belongs to its first."""
+    """The second label of images that are made of two, and how much of each image
+    belongs to its first."""
 
     second: Tensor
     share: Tensor
@@ -67,18 +74,21 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class CutMix:
-    """Paste a rectangle of the next image of the batch into an image; its label mixes as the areas do.
+    """Paste a rectangle of the next image of the batch into an image; its label
+    mixes as the areas do.
 
-    The rectangle would cover a uniform share of the image, has its proportions and a uniform centre, and is cut off at
-    the border (Yun et al. 2019, with alpha 1); ``probability`` is that of an image to be changed at all. For use on a
-    shuffled batch that is on the device already.
+    The rectangle would cover a uniform share of the image, has its proportions and a uniform
+    centre, and is cut off at the border (Yun et al. 2019, with alpha 1); ``probability`` is that of
+    an image to be changed at all. For use on a shuffled batch that is on the device already.
     """
 
     probability: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise InputError(f"cutmix is the share of images to mix, in (0, 1], got {self.probability}")
+            raise InputError(
+                f"cutmix is the share of images to mix, in (0, 1], got {self.probability}"
+            )
 
     def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Mixed]:
         count, _, height, width = x.shape
@@ -86,7 +96,10 @@ class CutMix:
         side = area.sqrt() * (lot < self.probability)
 
         def within(centre: Tensor, size: int) -> Tensor:
-            place, half = torch.arange(size, device=x.device), (side * size).floor().div(2, rounding_mode="floor")
+            place, half = (
+                torch.arange(size, device=x.device),
+                (side * size).floor().div(2, rounding_mode="floor"),
+            )
             middle = (centre * size).floor()
             return torch.logical_and(place >= middle - half, place < middle + half)
 
@@ -98,10 +111,11 @@ class CutMix:
 class Batches:
     """The shuffled batches of a split, float32 in [0, 1] with int64 labels, on one device.
 
-    `epoch(generator)` goes once through the split; shuffling and augmentation draw from that generator (best on the
-    same device, so that nothing has to be moved there). Batches are of equal size but for one image, of at most
-    `batch_size` and, where there are as many, at least `least` images: the few images that would be left for a last
-    batch make poor statistics for BatchNorm, and none if there is one.
+    `epoch(generator)` goes once through the split; shuffling and augmentation draw from that
+    generator (best on the same device, so that nothing has to be moved there). Batches are of equal
+    size but for one image, of at most `batch_size` and, where there are as many, at least `least`
+    images: the few images that would be left for a last batch make poor statistics for BatchNorm,
+    and none if there is one.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""The named datasets, as values: what each is, the sets of files it may come in, and how to read each set.
+"""The named datasets, as values: what each is, the sets of files it may come in, and
+how to read each set.
 
 Adding a dataset is adding an entry to `SOURCES`.
 """
@@ -30,7 +31,8 @@ class Source:
     classes: tuple[str, ...]
     sizes: tuple[int, int]
     defaults: Defaults
-    readers: dict[tuple[str, ...], Callable[..., tuple[Split, Split]]]  # file names -> reader of their paths
+    # File names -> reader of their paths
+    readers: dict[tuple[str, ...], Callable[..., tuple[Split, Split]]]
     downloads: tuple[Download, ...] = ()
 
 
@@ -66,39 +68,80 @@ _IDX = (
     "t10k-labels-idx1-ubyte",
 )
 _IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
-_read_cifar10 = partial(cifar, train=[f"data_batch_{i}" for i in range(1, 6)], test=["test_batch"], labels="labels")
+_read_cifar10 = partial(
+    cifar, train=[f"data_batch_{i}" for i in range(1, 6)], test=["test_batch"], labels="labels"
+)
 _read_cifar100 = partial(cifar, train=["train"], test=["test"], labels="fine_labels")
 
 SOURCES: dict[str, Source] = {
     "digits": Source(
-        (1, 8, 8), _DIGIT_NAMES, (1442, 355), Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False),
+        (1, 8, 8),
+        _DIGIT_NAMES,
+        (1442, 355),
+        Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False),
         {(): _digits},
     ),
     "mnist": Source(
-        (1, 28, 28), _DIGIT_NAMES, (60000, 10000),
+        (1, 28, 28),
+        _DIGIT_NAMES,
+        (60000, 10000),
         Defaults(0.3, 0.05, "cnn-mnist", 20, padding=0, flip=False),
         {("mnist.npz",): formats.mnist_npz, _IDX: formats.mnist_idx, _IDX_GZ: formats.mnist_idx},
-        (Download("mnist.npz", f"{_KERAS}/mnist.npz",
-                  "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1", variants=True),),
+        (
+            Download(
+                "mnist.npz",
+                f"{_KERAS}/mnist.npz",
+                "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+                variants=True,
+            ),
+        ),
     ),
     "cifar10": Source(
-        (3, 32, 32), tuple(_CIFAR10.split()), (50000, 10000), _COLOUR,
+        (3, 32, 32),
+        tuple(_CIFAR10.split()),
+        (50000, 10000),
+        _COLOUR,
         {("cifar-10-python.tar.gz",): _read_cifar10, ("cifar-10-batches-py",): _read_cifar10},
-        (Download("cifar-10-python.tar.gz", f"{_TORONTO}/cifar-10-python.tar.gz",
-                  "md5:c58f30108f718f92721af3b95e74349a"),),
+        (
+            Download(
+                "cifar-10-python.tar.gz",
+                f"{_TORONTO}/cifar-10-python.tar.gz",
+                "md5:c58f30108f718f92721af3b95e74349a",
+            ),
+        ),
     ),
     "cifar100": Source(
-        (3, 32, 32), tuple(_CIFAR100.split()), (50000, 10000), _COLOUR,
+        (3, 32, 32),
+        tuple(_CIFAR100.split()),
+        (50000, 10000),
+        _COLOUR,
         {("cifar-100-python.tar.gz",): _read_cifar100, ("cifar-100-python",): _read_cifar100},
-        (Download("cifar-100-python.tar.gz", f"{_TORONTO}/cifar-100-python.tar.gz",
-                  "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
+        (
+            Download(
+                "cifar-100-python.tar.gz",
+                f"{_TORONTO}/cifar-100-python.tar.gz",
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            ),
+        ),
     ),
     "svhn": Source(
         # No flip: a mirrored digit is another sign. The smaller step is the usual one for SVHN.
-        (3, 32, 32), _DIGIT_NAMES, (73257, 26032),
+        (3, 32, 32),
+        _DIGIT_NAMES,
+        (73257, 26032),
         Defaults(8 / 255, 1 / 255, "resnet18", 100, padding=4, flip=False),
         {("train_32x32.mat", "test_32x32.mat"): formats.svhn},
-        (Download("train_32x32.mat", f"{_STANFORD}/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
-         Download("test_32x32.mat", f"{_STANFORD}/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3")),
+        (
+            Download(
+                "train_32x32.mat",
+                f"{_STANFORD}/train_32x32.mat",
+                "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
+            ),
+            Download(
+                "test_32x32.mat",
+                f"{_STANFORD}/test_32x32.mat",
+                "md5:eb5a983be6a315427106f1b164d9cef3",
+            ),
+        ),
     ),
-}  # fmt: skip
+}

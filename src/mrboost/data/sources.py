@@ -1,13 +1,13 @@
 """From the name of a dataset to the dataset: find its files, or fetch them, verify and read them.
 
-Files are looked for in `data_dir` alone if it is given, otherwise in $MRBOOST_DATA and then in the user's
-cache ($XDG_CACHE_HOME or ~/.cache, /mrboost); in each, directly or in a subfolder of the dataset's name. What
-is not found is downloaded into the first of these places.
+Files are looked for in `data_dir` alone if it is given, otherwise in $MRBOOST_DATA and then in the
+user's cache ($XDG_CACHE_HOME or ~/.cache, /mrboost); in each, directly or in a subfolder of the
+dataset's name. What is not found is downloaded into the first of these places.
 
-Checksums. A download is always verified. An official archive found on disk is verified too, since the usual
-reason for a difference is an interrupted download; `load(..., verify=False)` skips that. Not verified are
-unpacked folders, which have no checksum, and files of which legitimate variants exist (mnist.npz, the IDX
-files): their content is checked like everything else.
+Checksums. A download is always verified. An official archive found on disk is verified too, since
+the usual reason for a difference is an interrupted download; `load(..., verify=False)` skips that.
+Not verified are unpacked folders, which have no checksum, and files of which legitimate variants
+exist (mnist.npz, the IDX files): their content is checked like everything else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def names() -> tuple[str, ...]:
 
 
 def defaults(name: str, height: int) -> Defaults:
-    """What a user who says nothing gets for a dataset with images of this height, on disk or not."""
+    """What a user who says nothing gets for a dataset with images of this
+    height, on disk or not."""
     return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
@@ -58,11 +59,15 @@ def whole_name(name: str) -> str:
     return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name
 
 
-def load(name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True) -> Dataset:
+def load(
+    name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True
+) -> Dataset:
     """The dataset called `name` (see `names()`), or the images of `folder:PATH`.
 
-    data_dir: where to look for its files and to put a download; see the top of this file for the default.
-    download: fetch what is not there. verify: compare an official archive on disk with its checksum.
+    data_dir: where to look for its files and to put a download; see the top of this
+    file for the default.
+    download: fetch what is not there. verify: compare an official archive on
+    disk with its checksum.
     """
     if name.startswith(FOLDER):
         train, test, classes = read_folder(_folder_path(name))
@@ -78,16 +83,23 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     train, test = found.read(*found.paths)
     dataset = Dataset(name, train, test, source.classes, source.defaults)
     if dataset.shape != source.shape:
-        raise InputError(f"{name}: images in {found} are {dataset.shape}, not {source.shape}: get it again")
+        raise InputError(
+            f"{name}: images in {found} are {dataset.shape}, not {source.shape}: get it again"
+        )
     present = set(train.y.tolist())
     empty = [label for index, label in enumerate(source.classes) if index not in present]
     if empty:
-        raise InputError(f"{name}: no training image of class {', '.join(empty)} in {found}: get it again")
+        raise InputError(
+            f"{name}: no training image of class {', '.join(empty)} in {found}: get it again"
+        )
     return dataset
 
 
-def describe(name: str, data_dir: str | Path | None = None, *, verify: bool = True) -> dict[str, Any]:
-    """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is None then."""
+def describe(
+    name: str, data_dir: str | Path | None = None, *, verify: bool = True
+) -> dict[str, Any]:
+    """Facts about a dataset, ready for JSON. What is not on disk is not downloaded:
+    "found" is None then."""
     if name.startswith(FOLDER):
         path = _folder_path(name)
         if not path.exists():
@@ -166,8 +178,9 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
                 actual = hashlib.file_digest(file, algorithm).hexdigest()
             if actual != official:
                 raise InputError(
-                    f"{path} has {algorithm} {actual} but the official file has {official}: it is truncated "
-                    "or altered; delete it to download it again, or say --no-verify (verify=False) if you trust it"
+                    f"{path} has {algorithm} {actual} but the official file has {official}: it is "
+                    "truncated or altered; delete it to download it again, or say --no-verify "
+                    "(verify=False) if you trust it"
                 )
 
 
@@ -188,8 +201,11 @@ def _fetch(name: str, source: Source, data_dir: str | Path | None, download: boo
                 path=roots[0] / name,
                 progressbar=sys.stderr.isatty(),
             )
-    except (ImportError, OSError, ValueError) as error:  # no pooch; no network or no space; wrong checksum
-        raise InputError(f"{missing}; {_remedy(source, data_dir)} (download failed: {reason(error)})") from error
+    except (ImportError, OSError, ValueError) as error:
+        # No pooch; no network or no space; wrong checksum
+        raise InputError(
+            f"{missing}; {_remedy(source, data_dir)} (download failed: {reason(error)})"
+        ) from error
 
 
 def _remedy(source: Source, data_dir: str | Path | None) -> str:

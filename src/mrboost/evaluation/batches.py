@@ -1,4 +1,5 @@
-"""A model's answers batch by batch, on clean images or attacked ones: what evaluations, curves and trainings count."""
+"""A model's answers batch by batch, on clean images or attacked ones: what evaluations, curves
+and trainings count."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
 
 
 def admitted(model: Classifier, x: Tensor, y: Tensor) -> tuple[Classifier, Tensor, int]:
-    """``fitted``, and the number of classes; refuses a model that gives no logits for such images and labels."""
+    """``fitted``, and the number of classes; refuses a model that gives no logits for
+    such images and labels."""
     fits, images = fitted(model, x)
     one = images[:1].to(device_of(model, otherwise=x.device))
     with attacked(model):
@@ -43,13 +45,15 @@ def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, 
 
 
 def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
-    """Whether each image is classified correctly after the attack; of a ``Mixture``, with which probability."""
+    """Whether each image is classified correctly after the attack; of a ``Mixture``,
+    with which probability."""
     model, x = fitted(model, x)
     return torch.cat([is_correct(model, *batch) for batch in attacked_batches(model, x, y, attack)])
 
 
 def is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether each image is classified correctly; for a randomised classifier, with which probability."""
+    """Whether each image is classified correctly; for a randomised classifier,
+    with which probability."""
     if isinstance(model, Mixture):
         with attacked(model), torch.no_grad():
             return model.expected_correct(images, labels).cpu().double()
@@ -57,21 +61,32 @@ def is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor
 
 
 def attacked_batches(
-    model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, batch_size: int | None = None, first: int = 0
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack | None,
+    batch_size: int | None = None,
+    first: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batch by batch on the model's device: the attacked images, the model's logits on them, the labels.
+    """Batch by batch on the model's device: the attacked images, the model's logits
+    on them, the labels.
 
     PGD runs on a quick copy; what it finds is the model's to judge.
     """
     device = device_of(model, otherwise=x.device)
-    cuda, name = device.type == "cuda", "" if attack is None else str(getattr(attack, "name", type(attack).__name__))
+    cuda, name = (
+        device.type == "cuda",
+        "" if attack is None else str(getattr(attack, "name", type(attack).__name__)),
+    )
     size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 18) // x[0].numel())))
     victim = model
-    if type(attack) is PGD and attack.restarts == 1:  # among restarts only the model itself may choose
+    # Among restarts only the model itself may choose
+    if type(attack) is PGD and attack.restarts == 1:
         few = x[:: max(1, len(x) // 8)].to(device)
         full = torch.autocast("cuda", enabled=False)
         with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
-            victim = quick(model, few.clone())  # where there is no room for it, the model itself is attacked
+            # Where there is no room for it, the model itself is attacked
+            victim = quick(model, few.clone())
     position = 0
     while position < len(x):
         part = slice(position, position + size)
@@ -92,20 +107,27 @@ def attacked_batches(
         except NanLogitsError as error:  # of an attack that numbers the images of a batch
             raise NanLogitsError(first + position + error.image, error.attack or name) from None
         if logits.isnan().any():
-            raise NanLogitsError(first + position + int(logits.isnan().any(dim=1).nonzero()[0]), name)
+            raise NanLogitsError(
+                first + position + int(logits.isnan().any(dim=1).nonzero()[0]), name
+            )
         yield images, logits, labels
         position += size
 
 
 def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int) -> None:
-    """Believe no attack: images of the same shape, in the box, and in the ball that it says it keeps to."""
+    """Believe no attack: images of the same shape, in the box, and in the ball that
+    it says it keeps to."""
     if not isinstance(found, Tensor) or found.shape != x.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{name} was given images of shape {tuple(x.shape)} and returned {got}")
     if found.dtype != x.dtype:
-        raise InputError(f"{name} was given images of {x.dtype} and returned {found.dtype}: the attack is at fault")
+        raise InputError(
+            f"{name} was given images of {x.dtype} and returned {found.dtype}: the attack is "
+            "at fault"
+        )
     rounding = 4 * torch.finfo(x.dtype).eps
-    outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)  # NaN is outside too
+    # NaN is outside too
+    outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)
     where, (eps, norm) = "[0, 1]", ball_of(attack)
     if not outside.any() and eps is not None and norm is not None:
         outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding
@@ -113,5 +135,9 @@ def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int
     if outside.any():
         number = int(outside.nonzero()[0])
         image = f"image {first + number}"
-        did = f"made NaN of {image}" if found[number].isnan().any() else f"moved {image} out of {where}"
+        did = (
+            f"made NaN of {image}"
+            if found[number].isnan().any()
+            else f"moved {image} out of {where}"
+        )
         raise InputError(f"{name} {did}: the attack is at fault")

@@ -48,7 +48,9 @@ class Place:
 class Chunk:
     """Some of the images, on their way through the attacks."""
 
-    def __init__(self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None) -> None:
+    def __init__(
+        self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None
+    ) -> None:
         self.model, self.x, self.classes = admitted(model, x, y)
         self.y, self.first, self.batch_size = y, first, batch_size
         self.device = device_of(model, otherwise=x.device)
@@ -60,11 +62,14 @@ class Chunk:
                 check_searches(_searches(attack), self.model, self.x, self.classes)
 
     def fingerprint(self) -> str:
-        """Of images, labels, the model's weights and some of its answers: a function has no weights to go by."""
+        """Of images, labels, the model's weights and some of its answers: a function has
+        no weights to go by."""
         with attacked(self.model), torch.no_grad(), exact_float32(), global_stream(0, self.device):
             answers = self.model(self.x[:8].to(self.device, copy=True)).float().cpu()
         size = answers.abs().amax().clamp(min=1e-12)
-        return digest(self.x, self.y, (answers / size * 1e4).round(), (size.log2() * 1e3).round(), self.model)
+        return digest(
+            self.x, self.y, (answers / size * 1e4).round(), (size.log2() * 1e3).round(), self.model
+        )
 
     def work(self, attack: Attack | None) -> int:
         """Evaluations that an attack may take for one image."""
@@ -79,7 +84,8 @@ class Chunk:
             return self.probe(eps, norm, n // 4) if n >= 4 else []
 
     def found(self, attack: Attack | None, meter: Meter, place: Place, *, images: bool) -> State:
-        """What the attack finds, or what is kept of that; the ``images`` themselves only if they are asked for."""
+        """What the attack finds, or what is kept of that; the ``images`` themselves only
+        if they are asked for."""
         part = place.get()
         if part is not None and (not images or "adv" in part):
             meter.skip(len(self.x) * self.work(attack))
@@ -94,18 +100,23 @@ class Chunk:
         return part
 
     def attack(self, attack: Attack | None, tell: Meter, place: Place) -> State:
-        """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the ``stage`` that broke it."""
+        """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the
+        ``stage`` that broke it."""
         if isinstance(attack, Search | AutoAttack):
             return self._search(attack, tell, place)
         began, work = time.perf_counter(), self.work(attack)
         found: dict[str, list[Tensor]] = {"correct": [], "margin": [], "adv": []}
-        for images, logits, labels in attacked_batches(self.model, self.x, self.y, attack, self.batch_size, self.first):
+        for images, logits, labels in attacked_batches(
+            self.model, self.x, self.y, attack, self.batch_size, self.first
+        ):
             found["correct"].append(is_correct(self.model, images, logits, labels))
             found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
             found["adv"].append(images.cpu())
             tell(len(labels) * work)
         seconds = torch.tensor([[time.perf_counter() - began]])
-        return {key: torch.cat(values) for key, values in found.items() if values} | {"seconds": seconds}
+        return {key: torch.cat(values) for key, values in found.items() if values} | {
+            "seconds": seconds
+        }
 
     def _search(self, attack: Search | AutoAttack, tell: Meter, place: Place) -> State:
         searches = _searches(attack)
@@ -124,16 +135,29 @@ class Chunk:
 
         def hear(points: Points, stage: int) -> None:
             if clock.stage < stage < len(searches):
-                tell.say(f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of {len(self.x)} stand")
+                tell.say(
+                    f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of "
+                    f"{len(self.x)} stand"
+                )
             if clock.tick(stage):
-                known = {"seconds": clock.seconds, "stage": torch.tensor(stage)} | random_state(self.device)
+                known = {"seconds": clock.seconds, "stage": torch.tensor(stage)} | random_state(
+                    self.device
+                )
                 place.put(points.saved() | known, "-unfinished")
 
         try:
             run(
-                self.model, self.x.to(self.device), self.y.to(self.device), searches, seed_of(attack.seed, None),
-                lanes=self.batch_size, first=self.first, resume=resume, tell=hear, work=tell,
-            )  # fmt: skip
+                self.model,
+                self.x.to(self.device),
+                self.y.to(self.device),
+                searches,
+                seed_of(attack.seed, None),
+                lanes=self.batch_size,
+                first=self.first,
+                resume=resume,
+                tell=hear,
+                work=tell,
+            )
         except NanLogitsError as error:
             if clock.stage == 0:
                 raise
@@ -143,7 +167,8 @@ class Chunk:
 
 
 class StageError(InputError):
-    """An attack that is several in turn failed after ``stages`` of them; ``part`` is what it had found."""
+    """An attack that is several in turn failed after ``stages`` of them; ``part``
+    is what it had found."""
 
     def __init__(self, error: InputError, stages: int, part: State) -> None:
         super().__init__(str(error))
@@ -151,21 +176,30 @@ class StageError(InputError):
 
 
 def first_stages(part: State, clean: State, stages: int) -> State:
-    """What is known of the images after so many stages: those that a later one broke are clean again, and what margins
-    they had is not known."""
+    """What is known of the images after so many stages: those that a later one broke are clean
+    again, and what margins they had is not known."""
     since = part["stage"] > stages
-    adv = {"adv": torch.where(wide(since, part["adv"]), clean["adv"], part["adv"])} if "adv" in clean else {}
+    adv = (
+        {"adv": torch.where(wide(since, part["adv"]), clean["adv"], part["adv"])}
+        if "adv" in clean
+        else {}
+    )
     return adv | {
-        "correct": left(part["stage"], stages), "margin": torch.full_like(part["margin"], torch.nan),
-        "stage": part["stage"].masked_fill(since, -1), "seconds": part["seconds"][:, :stages],
-    }  # fmt: skip
+        "correct": left(part["stage"], stages),
+        "margin": torch.full_like(part["margin"], torch.nan),
+        "stage": part["stage"].masked_fill(since, -1),
+        "seconds": part["seconds"][:, :stages],
+    }
 
 
 def _part(points: Points, clock: _Clock) -> State:
     return {
-        "correct": points.alive, "margin": -points.margin.cpu().double(), "adv": points.adv.cpu(),
-        "stage": points.broken_by, "seconds": clock.seconds[None],
-    }  # fmt: skip
+        "correct": points.alive,
+        "margin": -points.margin.cpu().double(),
+        "adv": points.adv.cpu(),
+        "stage": points.broken_by,
+        "seconds": clock.seconds[None],
+    }
 
 
 def _searches(attack: Search | AutoAttack) -> Sequence[Search]:
@@ -180,7 +214,8 @@ class _Clock:
         self._last = self._saved = time.perf_counter()
 
     def tick(self, stage: int) -> bool:
-        """Count the time since the last tick for the stage that ran; True when it is time to save."""
+        """Count the time since the last tick for the stage that ran; True
+        when it is time to save."""
         now, ended = time.perf_counter(), stage > self.stage
         self.seconds[self.stage] += now - self._last
         self._last, self.stage = now, min(stage, len(self.seconds) - 1)

@@ -39,8 +39,9 @@ def robustness_curve(
 ) -> list[Radius]:
     """Accuracy against growing radii, the clean one first.
 
-    The balls are nested, so an image that falls at one radius has fallen at all larger ones: each radius attacks the
-    survivors of the last. Images and labels are given as to ``evaluate``, the attack by its name.
+    The balls are nested, so an image that falls at one radius has fallen at all larger ones: each
+    radius attacks the survivors of the last. Images and labels are given as to ``evaluate``, the
+    attack by its name.
     """
     if not isinstance(attack, str):
         raise InputError(
@@ -55,7 +56,8 @@ def robustness_curve(
         for images, labels in chunks(x, y):
             if seen == 0:
                 admitted(model, images[:1], labels)
-            alive = torch.ones(len(images), dtype=torch.float64)  # probabilities, for a randomised classifier
+            # probabilities, for a randomised classifier
+            alive = torch.ones(len(images), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")
                 _fall(alive, model, images, labels, one, seen)
@@ -63,10 +65,15 @@ def robustness_curve(
                 meter(len(images))
                 meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
             seen += len(images)
-    return [Radius(eps, n / seen, wilson_interval(n, seen)) for eps, n in zip(every, standing.tolist(), strict=True)]
+    return [
+        Radius(eps, n / seen, wilson_interval(n, seen))
+        for eps, n in zip(every, standing.tolist(), strict=True)
+    ]
 
 
-def _fall(alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int) -> None:
+def _fall(
+    alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int
+) -> None:
     """Attack what is ``alive`` of the images, the first of which is number ``first``."""
     survivors = alive.nonzero().squeeze(1)
     if len(survivors) == 0:
@@ -87,7 +94,8 @@ def _several(radii: object) -> list[object]:
 
 
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:
-    """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the scale of the logits."""
+    """``p_y − max_{j≠y} p_j`` of each attacked image, p the softmax: in [−1, 1] whatever the
+    scale of the logits."""
     found: list[float] = []
     for _, logits, labels in attacked_batches(*fitted(model, x), y, attack):
         found += (-margin(logits.softmax(dim=1), labels, reduction="none")).tolist()

@@ -1,8 +1,9 @@
-"""How robust is a classifier? Accuracy and margins, clean and under attack, of any model on any number of images.
+"""How robust is a classifier? Accuracy and margins, clean and under attack, of any model on
+any number of images.
 
-``evaluate`` gives an ``Evaluation``. Images are taken chunk by chunk, so memory does not grow with their number; what
-is finished of a long evaluation can be kept in a folder and gone on with. All figures are computed in the model's own
-precision, image by image.
+``evaluate`` gives an ``Evaluation``. Images are taken chunk by chunk, so memory does not grow with
+their number; what is finished of a long evaluation can be kept in a folder and gone on with. All
+figures are computed in the model's own precision, image by image.
 """
 
 from __future__ import annotations
@@ -51,31 +52,51 @@ def evaluate(
     resume: bool = False,
     examples: str | Path | None = None,
 ) -> Evaluation:
-    """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean and under each attack.
+    """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean
+    and under each attack.
 
     Args:
         model: an ``nn.Module`` on any device, or a differentiable function, that returns logits.
-        x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the model batch by batch.
-            Without ``y``, a ``Split`` or any iterable of pairs (images, labels), such as a ``DataLoader``.
-        attack: a name (``autoattack``, ``apgd-ce``, ``square``, ``fgsm``, ``pgd-20``, ``pgd-mce-20``, ``cw``), an
-            attack, several of them, or a mapping from labels to attacks. Clean accuracy is always reported.
-        eps, norm: the ball of attacks given by name; with eps 0 every attack leaves the images as they are.
+        x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the
+            model batch by batch. Without ``y``, a ``Split`` or any iterable of pairs (images,
+            labels), such as a ``DataLoader``.
+        attack: a name (``autoattack``, ``apgd-ce``, ``square``, ``fgsm``, ``pgd-20``,
+            ``pgd-mce-20``, ``cw``), an attack, several of them, or a mapping from labels to
+            attacks. Clean accuracy is always reported.
+        eps, norm: the ball of attacks given by name; with eps 0 every attack leaves
+            the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
-        progress: show a progress bar on standard error; where that is no terminal, a line for each attack and stage.
+        progress: show a progress bar on standard error; where that is no terminal, a line for
+            each attack and stage.
         check: look for reasons to doubt the figures.
-        keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove it when you are done.
-        examples: a file, .safetensors or .npz, for the adversarial images of each attack, beside the clean ones.
+        keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove
+            it when you are done.
+        examples: a file, .safetensors or .npz, for the adversarial images of each attack,
+            beside the clean ones.
 
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
     if resume and keep is None:
-        raise InputError("resume=True has nothing to go on with: name the folder with keep=, from the first time on")
+        raise InputError(
+            "resume=True has nothing to go on with: name the folder with keep=, from the first "
+            "time on"
+        )
     eps = radius(eps)
     return measure(
-        model, x, y, resolve_attacks(attack, eps, norm), eps=eps, norm=norm, batch_size=batch_size, progress=progress,
-        check=check, keep=keep, resume=resume, examples=examples,
-    ).result()  # fmt: skip
+        model,
+        x,
+        y,
+        resolve_attacks(attack, eps, norm),
+        eps=eps,
+        norm=norm,
+        batch_size=batch_size,
+        progress=progress,
+        check=check,
+        keep=keep,
+        resume=resume,
+        examples=examples,
+    ).result()
 
 
 def measure(
@@ -121,7 +142,9 @@ def measure(
                 place = Place(parts, f"{number}-{list(book.found).index(label)}", of)
                 try:
                     # The model's own draws, if it makes any, do not depend on what was done before.
-                    with global_stream(derive(getattr(one, "seed", None) or 0, number, label), device):
+                    with global_stream(
+                        derive(getattr(one, "seed", None) or 0, number, label), device
+                    ):
                         book.add(label, chunk.found(one, meter, place, images=file is not None))
                 except InputError as error:
                     meter.say(f"{label} failed")
@@ -142,15 +165,27 @@ def measure(
     finished = {label: one for label, one in book.going.items() if one is not None}
     known = {label: _joined(book.found[label]) for label in book.going}
     failed = tuple(book.failed)
-    measured = Measured(*common, finished, torch.cat(book.labels), known, tuple(doubts), check, failed, book.problem())
+    measured = Measured(
+        *common,
+        finished,
+        torch.cat(book.labels),
+        known,
+        tuple(doubts),
+        check,
+        failed,
+        book.problem(),
+    )
     return measured if file is None or not known else _with_examples(measured, book.found, file)
 
 
-def _with_examples(measured: Measured, parts: Mapping[str, list[State]], file: Examples) -> Measured:
+def _with_examples(
+    measured: Measured, parts: Mapping[str, list[State]], file: Examples
+) -> Measured:
     """Writes the images; if that fails, it is said beside what else is."""
     try:
         found = {
-            measured.name(label): file.away(*(part.pop("adv") for part in parts[label])) for label in measured.known
+            measured.name(label): file.away(*(part.pop("adv") for part in parts[label]))
+            for label in measured.known
         }
         file.write(found | {"y": measured.labels}, {"eps": measured.eps, "norm": measured.norm})
     except OSError as error:
@@ -161,13 +196,17 @@ def _with_examples(measured: Measured, parts: Mapping[str, list[State]], file: E
 
 def _check_request(batch_size: int | None, keep: str | Path | None) -> None:
     if batch_size is not None and (not isinstance(batch_size, int | np.integer) or batch_size < 1):
-        raise InputError(f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have it chosen")
+        raise InputError(
+            f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have "
+            "it chosen"
+        )
     if keep is not None and Path(keep).exists() and not Path(keep).is_dir():
         raise InputError(f"keep names a folder for what is finished, and {str(keep)!r} is a file")
 
 
 class _Book:
-    """What each attack has found, chunk by chunk. One that fails is struck out; with ``clean``, all are."""
+    """What each attack has found, chunk by chunk. One that fails is struck out;
+    with ``clean``, all are."""
 
     def __init__(self, attacks: Mapping[str, Attack], file: Examples | None) -> None:
         self.file = file
@@ -181,7 +220,9 @@ class _Book:
         return sum(map(len, self.labels))
 
     def add(self, label: str, part: State) -> None:
-        self.found[label].append(part if self.file is None else part | {"adv": self.file.away(part["adv"])})
+        self.found[label].append(
+            part if self.file is None else part | {"adv": self.file.away(part["adv"])}
+        )
 
     def stop(self, label: str, error: InputError) -> None:
         """Of an attack that is several in turn, those that were finished stay."""
@@ -208,21 +249,29 @@ class _Book:
         return said + (f"; {', '.join(others)} failed too" if others else "")
 
 
-def resolve_attacks(attack: Attacks, eps: float, norm: str, step_size: float | None = None) -> dict[str, Attack]:
-    """Attacks by label, whatever form they were given in; ``clean`` is left out, it is always there.
+def resolve_attacks(
+    attack: Attacks, eps: float, norm: str, step_size: float | None = None
+) -> dict[str, Attack]:
+    """Attacks by label, whatever form they were given in; ``clean`` is left
+    out, it is always there.
 
     ``step_size`` is that of PGD given by name.
     """
     found: dict[str, Attack] = dict(attack) if isinstance(attack, Mapping) else {}
     if not isinstance(attack, Mapping):
-        for item in [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack:
+        for item in (
+            [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack
+        ):
             if item == "clean":
                 continue
             one = named(item, eps or 0.1, norm, step_size) if isinstance(item, str) else item
             if isinstance(item, str) and eps == 0:
                 one = Untouched(item, norm)
             if isinstance(item, type):
-                raise InputError(f"an attack is made first: {item.__name__}(eps, ...) in the place of {item.__name__}")
+                raise InputError(
+                    f"an attack is made first: {item.__name__}(eps, ...) in the place of "
+                    f"{item.__name__}"
+                )
             label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
             if label in found and found[label] != one:
                 label = f"{label} ({len(found) + 1})"
@@ -231,9 +280,14 @@ def resolve_attacks(attack: Attacks, eps: float, norm: str, step_size: float | N
         if not isinstance(label, str):
             raise InputError(f"an attack's label is a text, got {label!r}")
         if label in ("clean", "y"):
-            raise InputError(f"an attack cannot be called {label!r}: that is the name of something else in the result")
+            raise InputError(
+                f"an attack cannot be called {label!r}: that is the name of something else in "
+                "the result"
+            )
         if not callable(one) or isinstance(one, type):
-            raise InputError(f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}")
+            raise InputError(
+                f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}"
+            )
     return found
 
 

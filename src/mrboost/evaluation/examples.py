@@ -23,21 +23,25 @@ from mrboost.files import replacing
 
 
 class Examples:
-    """A file, .safetensors or .npz, for the images of each attack; refuses one that could not be written."""
+    """A file, .safetensors or .npz, for the images of each attack; refuses one that
+    could not be written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, problem = Path(path), ""
         if self.path.suffix not in (".safetensors", ".npz"):
             raise InputError(f"examples are written as .safetensors or .npz, got {str(path)!r}")
         if self.path.is_dir() or not self.path.parent.is_dir():
-            problem = "it is a folder" if self.path.is_dir() else "there is no such folder: make it first"
+            problem = (
+                "it is a folder" if self.path.is_dir() else "there is no such folder: make it first"
+            )
         elif not os.access(self.path.parent, os.W_OK):
             problem = "its folder may not be written to"
         if problem:
             raise InputError(f"cannot write examples to {str(path)!r}: {problem}")
 
     def away(self, *parts: Tensor) -> Tensor:
-        """These images one after the other, mapped from a file without a name; where there is no room, in memory."""
+        """These images one after the other, mapped from a file without a name; where there
+        is no room, in memory."""
         try:
             with TemporaryFile(dir=self.path.parent) as file:
                 for part in parts:
@@ -51,7 +55,8 @@ class Examples:
         """The file itself, in one step."""
         with replacing(self.path) as temporary:
             if self.path.suffix == ".npz":
-                with zipfile.ZipFile(temporary, "w") as archive:  # an attack may have the name of an np.savez argument
+                # An attack may have the name of an np.savez argument
+                with zipfile.ZipFile(temporary, "w") as archive:
                     for name, tensor in tensors.items():
                         with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                             np.lib.format.write_array(member, tensor.numpy())

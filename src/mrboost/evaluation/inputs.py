@@ -1,4 +1,5 @@
-"""The images of an evaluation, in whatever form they come, a chunk at a time and checked at the door."""
+"""The images of an evaluation, in whatever form they come, a chunk at a time and
+checked at the door."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Checked images and labels, some thousands at a time."""
     if isinstance(x, Split):
         if y is not None:
-            raise InputError("a Split has labels of its own: leave out y, or give split.images() and y")
+            raise InputError(
+                "a Split has labels of its own: leave out y, or give split.images() and y"
+            )
         size = _per_chunk(x.x)
         pairs: Iterable[tuple[Tensor, Tensor]] = (
             (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
@@ -41,9 +44,14 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     else:
         whole, targets = as_tensors(x, y)
         size = _per_chunk(whole)
-        pairs = ((whole[i : i + size], targets[i : i + size]) for i in range(0, max(1, len(whole)), size))
+        pairs = (
+            (whole[i : i + size], targets[i : i + size]) for i in range(0, max(1, len(whole)), size)
+        )
         if len(whole) != len(targets):
-            raise InputError(f"labels must have shape ({len(whole)},) to match the images, got {tuple(targets.shape)}")
+            raise InputError(
+                f"labels must have shape ({len(whole)},) to match the images, got "
+                f"{tuple(targets.shape)}"
+            )
     none = True
     for images, labels in pairs:
         check_batch(images, labels)
@@ -56,25 +64,36 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
 def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
     """Small batches put together into chunks."""
     if not hasattr(batches, "__iter__"):
-        raise InputError(f"x must be images, or give pairs (images, labels), got {type(batches).__name__}")
+        raise InputError(
+            f"x must be images, or give pairs (images, labels), got {type(batches).__name__}"
+        )
     waiting: list[tuple[Tensor, Tensor]] = []
     for pair in batches:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
             raise InputError(
-                f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}{many}: choose two of "
-                "each, as in ((batch[0], batch[1]) for batch in loader)"
+                "without y, x must give pairs (images, labels), it gave "
+                f"{type(pair).__name__}{many}: choose two of each, as in ((batch[0], batch[1]) for "
+                "batch in loader)"
             )
         images, labels = as_tensors(*pair)
         if waiting and images.shape[1:] != waiting[0][0].shape[1:]:
             one, other = tuple(waiting[0][0].shape[1:]), tuple(images.shape[1:])
-            raise InputError(f"images must all have the same shape, got {one} and {other}: resize or crop them")
+            raise InputError(
+                f"images must all have the same shape, got {one} and {other}: resize or crop them"
+            )
         waiting.append((images, labels))
         if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
-            yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
+            yield (
+                torch.cat([images for images, _ in waiting]),
+                torch.cat([labels for _, labels in waiting]),
+            )
             waiting = []
     if waiting:
-        yield torch.cat([images for images, _ in waiting]), torch.cat([labels for _, labels in waiting])
+        yield (
+            torch.cat([images for images, _ in waiting]),
+            torch.cat([labels for _, labels in waiting]),
+        )
 
 
 def _matched(x: object, y: object) -> TypeGuard[np.ndarray]:
@@ -101,4 +120,8 @@ def count(x: Images) -> int | None:
         whole = x.dataset if isinstance(x.dataset, IterableDataset) else batches.sampler
         n = len(whole) if isinstance(whole, Sized) else None
         return n if n is None or not batches.drop_last else n - n % batches.batch_size
-    return len(x) if isinstance(x, Tensor | Split | np.ndarray) or (_is_map(x) and isinstance(x, Sized)) else None
+    return (
+        len(x)
+        if isinstance(x, Tensor | Split | np.ndarray) or (_is_map(x) and isinstance(x, Sized))
+        else None
+    )

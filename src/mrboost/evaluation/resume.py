@@ -14,7 +14,8 @@ _NAMES = re.compile(r"\.?\d+-\d+(-unfinished)?\.safetensors(\..+\.tmp)?")
 
 
 class Parts:
-    """One file for each finished part. A part counts only for the same model, images and attack: ``of`` says which."""
+    """One file for each finished part. A part counts only for the same model, images and
+    attack: ``of`` says which."""
 
     def __init__(self, folder: Path | None, *, resume: bool = False) -> None:
         self._folder, self._full = folder, False
@@ -40,14 +41,24 @@ class Parts:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 write_tensors(self._path(name), tensors, {"of": of})
                 return
-            except (FileNotFoundError, FileExistsError):  # another process has just removed the folder
+            except (FileNotFoundError, FileExistsError):
+                # Another process has just removed the folder
                 if attempt == 4:
                     raise
             except OSError as error:  # the figures can be had all the same
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+                if error.errno not in (
+                    errno.ENOSPC,
+                    errno.EDQUOT,
+                    errno.EACCES,
+                    errno.EPERM,
+                    errno.EROFS,
+                ):
                     raise
                 if not self._full:
-                    note(f"note: {self._folder} does not take what is finished ({error.strerror}): it goes on unsaved")
+                    note(
+                        f"note: {self._folder} does not take what is finished "
+                        f"({error.strerror}): it goes on unsaved"
+                    )
                 self._full = True
                 return
 

@@ -1,20 +1,25 @@
-r"""MRBoost, the paper's Algorithm 1: the adversary plays exponential weights, the learner its best response.
+r"""MRBoost, the paper's Algorithm 1: the adversary plays exponential weights, the
+learner its best response.
 
-    P_t ∝ exp(η Σ_{j<t} mg_L(h_j, ·)),   h_t = argmin_h E_{P_t}[mg_L(h, ·)],   Q(T) = uniform on h_1 … h_T
+    P_t ∝ exp(η Σ_{j<t} mg_L(h_j, ·)),   h_t = argmin_h E_{P_t}[mg_L(h, ·)],
+    Q(T) = uniform on h_1 … h_T
 
-After every round the value v of the game is between two numbers that cost nothing more: the minimum margin of Q(t) is
-at most v, and what the best response earns against P_t, or against the average of P_1 … P_t, is at least v.
+After every round the value v of the game is between two numbers that cost nothing more: the minimum
+margin of Q(t) is at most v, and what the best response earns against P_t, or against the average of
+P_1 … P_t, is at least v.
 
-Theorem 4 bounds v − mg_rob(Q(T), S) by ξ(T) = 3 log|S_aug| / √T for η <= 1/(2√T). For η = 1/(2√T) that is so, since the
-adversary's regret is at most log|S_aug| / η + η T / 2 (Hoeffding's lemma). For smaller η the first term grows and the
-statement fails: with η near 0, P_t stays uniform and one classifier is played for ever. Nor does it hold midway through
-a run whose η was set for a longer one; ``regret_bound`` does, and with η_t = 1/(2√t) ("anytime") ξ(t) holds at every t.
+Theorem 4 bounds v − mg_rob(Q(T), S) by ξ(T) = 3 log|S_aug| / √T for η <= 1/(2√T). For η = 1/(2√T)
+that is so, since the adversary's regret is at most log|S_aug| / η + η T / 2 (Hoeffding's lemma).
+For smaller η the first term grows and the statement fails: with η near 0, P_t stays uniform and one
+classifier is played for ever. Nor does it hold midway through a run whose η was set for a longer
+one; ``regret_bound`` does, and with η_t = 1/(2√t) ("anytime") ξ(t) holds at every t.
 
-Here S_aug is finite. For an infinite B(ε), with n K Vol(B(ε)) in the place of |S_aug|, the statement fails for
-every η: P_1 has a density, so have all P_t, and none of them sees a set of measure 0. Let S = {(0, 1)}, K = 2,
-B(ε) = [−1, 1], and two classifiers: h_a is wrong at δ = 0 only, h_b on [0.2, 0.3]. The value is 0, by half of each.
-But h_a is right with probability 1 under P_1, and its loss is constant outside {0}, so P_2 = P_1: h_a is chosen in
-every round, and the margin stays at −1, while ξ(T) = 3 log 4 / √T is below 1 from T = 18 on.
+Here S_aug is finite. For an infinite B(ε), with n K Vol(B(ε)) in the place of |S_aug|, the
+statement fails for every η: P_1 has a density, so have all P_t, and none of them sees a set of
+measure 0. Let S = {(0, 1)}, K = 2, B(ε) = [−1, 1], and two classifiers: h_a is wrong at δ = 0 only,
+h_b on [0.2, 0.3]. The value is 0, by half of each. But h_a is right with probability 1 under P_1,
+and its loss is constant outside {0}, so P_2 = P_1: h_a is chosen in every round, and the margin
+stays at −1, while ξ(T) = 3 log 4 / √T is below 1 from T = 18 on.
 """
 
 from __future__ import annotations
@@ -37,11 +42,13 @@ class Learner:
     """Classifiers that come from a training procedure instead of a list.
 
     Args:
-        respond: given P, a weight for each point of S_aug, trains a classifier and returns its payoffs there (as
-            ``SAug.labels`` or ``SAug.scores`` make them from its outputs). The classifier of the k-th call is number k.
+        respond: given P, a weight for each point of S_aug, trains a classifier and returns its
+            payoffs there (as ``SAug.labels`` or ``SAug.scores`` make them from its outputs). The
+            classifier of the k-th call is number k.
         points: |S_aug|.
         scale: no payoff exceeds it; 1 for hard labels.
-        exact: whether the answer is the best classifier for P. If not, nothing bounds the value from above.
+        exact: whether the answer is the best classifier for P. If not, nothing bounds
+            the value from above.
     """
 
     respond: Callable[[Floats], ArrayLike]
@@ -51,14 +58,21 @@ class Learner:
 
     def __post_init__(self) -> None:
         if self.points < 1 or not 0 < self.scale < math.inf:
-            raise InputError(f"a learner needs points >= 1 and scale > 0, got {self.points!r} and {self.scale!r}")
+            raise InputError(
+                f"a learner needs points >= 1 and scale > 0, got {self.points!r} and {self.scale!r}"
+            )
 
     def __call__(self, adversary: Floats) -> Floats:
         row = np.asarray(self.respond(adversary), dtype=np.float64)
         if row.shape != (self.points,):
-            raise InputError(f"the learner must return a payoff for each of {self.points} points, got {row.shape}")
+            raise InputError(
+                f"the learner must return a payoff for each of {self.points} points, got "
+                f"{row.shape}"
+            )
         if not np.abs(row).max() <= self.scale:  # also for NaN
-            raise InputError(f"the learner's payoffs must lie within ±{self.scale:g}, got {np.abs(row).max():g}")
+            raise InputError(
+                f"the learner's payoffs must lie within ±{self.scale:g}, got {np.abs(row).max():g}"
+            )
         return row
 
 
@@ -75,7 +89,8 @@ class Boosting:
     response: Floats
     """What h_t earns against P_t."""
     lower: Floats
-    """The value is at least this: the best margin so far, that of ``mixture(1 + margin.argmax())`` at the end."""
+    """The value is at least this: the best margin so far, that of ``mixture(1 +
+    margin.argmax())`` at the end."""
     upper: Floats
     """The value is at most this: the least best response to any P_t or their average so far."""
     learner: Floats
@@ -87,14 +102,16 @@ class Boosting:
 
     @property
     def concentration(self) -> float:
-        """How far P_avg is from the worst points of Q(T): E_{P_avg}[margin] − min margin. The second part of Theorem 4
-        bounds it by ξ(T)."""
+        """How far P_avg is from the worst points of Q(T): E_{P_avg}[margin] − min margin. The
+        second part of Theorem 4 bounds it by ξ(T)."""
         return float(self.adversary @ self.margins - self.margins.min())
 
     def mixture(self, rounds: int) -> Floats:
         """Q(t)."""
         if not 1 <= rounds <= len(self.choices):
-            raise InputError(f"the run has mixtures of 1 … {len(self.choices)} rounds, got {rounds}")
+            raise InputError(
+                f"the run has mixtures of 1 … {len(self.choices)} rounds, got {rounds}"
+            )
         return np.bincount(self.choices[:rounds], minlength=len(self.learner)) / rounds
 
 
@@ -111,9 +128,10 @@ def mrboost(
     Args:
         game: a payoff matrix, or a ``Learner``.
         rounds: T.
-        eta: a number, or "practical" √(log|S_aug| / T), "theorem" 1/(2√T), "anytime" 1/(2√t) in round t; the named
-            ones are divided by the largest absolute payoff.
-        tolerance: stop as soon as the certified interval is no wider; without it all rounds are played.
+        eta: a number, or "practical" √(log|S_aug| / T), "theorem" 1/(2√T), "anytime" 1/(2√t) in
+            round t; the named ones are divided by the largest absolute payoff.
+        tolerance: stop as soon as the certified interval is no wider; without it
+            all rounds are played.
     """
     if not isinstance(game, Learner):
         game = as_payoff(game)
@@ -121,7 +139,8 @@ def mrboost(
     rates = _rates(eta, rounds, game)
     gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
     average = np.zeros(game.points)  # Σ_j P_j
-    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)  # of each classifier against all P_j
+    # Of each classifier against all P_j
+    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)
     record = np.empty((rounds, 4))
     choices = np.empty(rounds, dtype=np.int64)
     lower, upper = -math.inf, math.inf
@@ -161,19 +180,25 @@ def mrboost(
 
 
 def count_rounds(rounds: int, tolerance: float | None, name: str, progress: bool) -> Iterable[int]:
-    """1, 2, … rounds, with a bar if ``progress`` is to be shown; refuses what no loop can keep to."""
+    """1, 2, … rounds, with a bar if ``progress`` is to be shown; refuses what
+    no loop can keep to."""
     if not isinstance(rounds, int | np.integer) or rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
     bar: Iterable[int] = tqdm(
-        range(1, rounds + 1), desc=name, unit="round", disable=None if progress else True, leave=False
+        range(1, rounds + 1),
+        desc=name,
+        unit="round",
+        disable=None if progress else True,
+        leave=False,
     )
     return bar
 
 
 def exponential_weights(gains: Floats, eta: float) -> Floats:
-    """P ∝ exp(−η gains), the uniform distribution tilted towards the points where the learner has earned least."""
+    """P ∝ exp(−η gains), the uniform distribution tilted towards the points where the
+    learner has earned least."""
     weights = np.exp(-eta * (gains - gains.min()))
     return np.asarray(weights / weights.sum())
 
@@ -184,7 +209,8 @@ def theorem_bound(points: int, rounds: int, scale: float = 1.0) -> float:
 
 
 def regret_bound(points: int, rounds: int, eta: float, scale: float = 1.0) -> float:
-    """What v − mg_rob(Q(t), S) is at most after t rounds with any constant η: log|S_aug| / (η t) + η scale² / 2."""
+    """What v − mg_rob(Q(t), S) is at most after t rounds with any constant η: log|S_aug| /
+    (η t) + η scale² / 2."""
     return math.log(points) / (eta * rounds) + eta * scale**2 / 2
 
 

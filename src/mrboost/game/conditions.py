@@ -1,12 +1,13 @@
-r"""When can boosting reach 100 % adversarial accuracy? Two weak-learning conditions, each a linear programme.
+r"""When can boosting reach 100 % adversarial accuracy? Two weak-learning conditions,
+each a linear programme.
 
 Theorem 1 (margin boosting, necessary and sufficient): for every P' on S_aug some h has
 E[I(h(x+δ) = y)] >= E[I(h(x+δ) = y')] + τ. The largest such τ is the value of the game.
 
-RobBoost (Abernethy et al. 2021): for every P' on S̃_aug = {(x, y, y')} some h has
-E[I(∀δ: h(x+δ) = y)] >= E[I(∃δ: h(x+δ) = y')] + τ. The difference of the two indicators is the least payoff over δ, so
-the largest such τ is the value of a game whose payoffs are nowhere larger: their condition implies ours. Proposition 3
-shows by an example that ours does not imply theirs.
+RobBoost (Abernethy et al. 2021): for every P' on S̃_aug = {(x, y, y')} some h has E[I(∀δ: h(x+δ) =
+y)] >= E[I(∃δ: h(x+δ) = y')] + τ. The difference of the two indicators is the least payoff over δ,
+so the largest such τ is the value of a game whose payoffs are nowhere larger: their condition
+implies ours. Proposition 3 shows by an example that ours does not imply theirs.
 """
 
 from __future__ import annotations
@@ -24,33 +25,38 @@ from .value import TOLERANCE, Solution, solve
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """A weak-learning condition, decided. ``proof.learner`` is an ensemble that shows it holds, ``proof.adversary`` a
-    distribution P' that shows it holds with no larger τ."""
+    """A weak-learning condition, decided. ``proof.learner`` is an ensemble that shows it holds,
+    ``proof.adversary`` a distribution P' that shows it holds with no larger τ."""
 
     holds: bool
     tau: float
-    """The largest τ for which the inequality can always be met; the condition asks for a positive one."""
+    """The largest τ for which the inequality can always be met; the condition
+    asks for a positive one."""
     proof: Solution
 
 
 def weak_learning(game: Payoff | ArrayLike) -> Condition:
-    """The condition of Theorem 1: a mixture of the classifiers has a positive margin at every point of S_aug."""
+    """The condition of Theorem 1: a mixture of the classifiers has a positive margin at
+    every point of S_aug."""
     payoff = as_payoff(game)
     proof = solve(payoff)
     return Condition(proof.lower > TOLERANCE * payoff.scale, proof.value, proof)
 
 
 def robboost_weak_learning(game: Payoff | ArrayLike, pairs: ArrayLike) -> Condition:
-    """RobBoost's condition. ``pairs`` numbers the (x, y, y') of each column, as ``SAug.pairs`` does."""
+    """RobBoost's condition. ``pairs`` numbers the (x, y, y') of each column, as
+    ``SAug.pairs`` does."""
     return weak_learning(worst_perturbation(game, pairs))
 
 
 def worst_perturbation(game: Payoff | ArrayLike, pairs: ArrayLike) -> Payoff:
-    """The game in which the adversary chooses δ after seeing the classifier: the least payoff over the columns of each
-    pair, in ascending order of ``pairs``."""
+    """The game in which the adversary chooses δ after seeing the classifier: the least payoff over
+    the columns of each pair, in ascending order of ``pairs``."""
     payoff, groups = as_payoff(game), np.asarray(pairs)
     if groups.shape != (payoff.points,):
-        raise InputError(f"pairs must number each of the {payoff.points} points, got shape {groups.shape}")
+        raise InputError(
+            f"pairs must number each of the {payoff.points} points, got shape {groups.shape}"
+        )
     order = np.argsort(groups, kind="stable")
     starts = np.unique(groups[order], return_index=True)[1]
     return Payoff(np.minimum.reduceat(payoff.matrix[:, order], starts, axis=1))
@@ -58,8 +64,8 @@ def worst_perturbation(game: Payoff | ArrayLike, pairs: ArrayLike) -> Payoff:
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Proposition 3's example on a grid: one point x = 0 with label 1, |δ| <= 1, and classifiers that answer 0 on a
-    closed interval [θ, θ + 0.1] and 1 elsewhere."""
+    """Proposition 3's example on a grid: one point x = 0 with label 1, |δ| <= 1, and classifiers
+    that answer 0 on a closed interval [θ, θ + 0.1] and 1 elsewhere."""
 
     theta: Floats
     delta: Floats
@@ -68,7 +74,9 @@ class Intervals:
 
     @property
     def s_aug(self) -> SAug:
-        return SAug(np.ones(len(self.delta), dtype=np.int64), 2, np.zeros(len(self.delta), dtype=np.int64))
+        return SAug(
+            np.ones(len(self.delta), dtype=np.int64), 2, np.zeros(len(self.delta), dtype=np.int64)
+        )
 
     @property
     def payoff(self) -> Payoff:
@@ -78,8 +86,9 @@ class Intervals:
 def proposition_example(refine: int = 1) -> Intervals:
     """The 20 intervals [−1, −0.9] … [0.9, 1] of the proof, with δ at their ends and midpoints.
 
-    ``refine`` = r takes θ in steps of 0.1/r and δ twice as fine. The grid is one of integers, so ends that two
-    intervals share are shared exactly. The value is 4/5 for r = 1, and 17/19, that of all θ in [−1, 0.9], for r >= 18.
+    ``refine`` = r takes θ in steps of 0.1/r and δ twice as fine. The grid is one of integers, so
+    ends that two intervals share are shared exactly. The value is 4/5 for r = 1, and 17/19, that of
+    all θ in [−1, 0.9], for r >= 18.
     """
     if refine < 1:
         raise InputError(f"refine must be at least 1, got {refine}")

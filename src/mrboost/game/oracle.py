@@ -1,8 +1,10 @@
-"""Games too large to write down: the strategies come from oracles, a linear programme solves the game of those found.
+"""Games too large to write down: the strategies come from oracles, a linear programme solves the
+game of those found.
 
-``column_generation`` is for a learner and a finite S_aug (LPBoost, Demiriz et al. 2002, on S_aug); ``double_oracle``
-(McMahan, Gordon and Blum 2003) for any sets of classifiers and points, infinite ones too, each with a best response.
-Both keep a certified interval for the value and stop when it has closed.
+``column_generation`` is for a learner and a finite S_aug (LPBoost, Demiriz et al. 2002, on S_aug);
+``double_oracle`` (McMahan, Gordon and Blum 2003) for any sets of classifiers and points, infinite
+ones too, each with a best response. Both keep a certified interval for the value and stop when it
+has closed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Z = TypeVar("Z")
 
 @dataclass(frozen=True, eq=False)
 class OracleSolution(Solution, Generic[H, Z]):
-    """A solution over the strategies found; ``learner`` and ``adversary`` are weights for them, in order."""
+    """A solution over the strategies found; ``learner`` and ``adversary`` are
+    weights for them, in order."""
 
     classifiers: Sequence[H]
     points: Sequence[Z]
@@ -40,11 +43,12 @@ def column_generation(
     rounds: int = 1000,
     progress: bool = False,
 ) -> OracleSolution[int, int]:
-    """Solve the game of the classifiers found, train one more for its optimal P, until that one earns no more than the
-    value found. The classifier of the learner's k-th call has weight ``learner[k]``; ``nu`` as in ``solve``.
+    """Solve the game of the classifiers found, train one more for its optimal P, until that one
+    earns no more than the value found. The classifier of the learner's k-th call has weight
+    ``learner[k]``; ``nu`` as in ``solve``.
 
-    With an exact learner the value is that of the whole class, to within ``tolerance``. With another it is the value
-    over the classifiers that were found, and ``upper`` is infinite.
+    With an exact learner the value is that of the whole class, to within ``tolerance``. With
+    another it is the value over the classifiers that were found, and ``upper`` is infinite.
     """
     numbers = count_rounds(rounds, tolerance, "column generation", progress)
     capacity(learner.points, nu)  # refuses a nu that is none
@@ -70,8 +74,8 @@ def double_oracle(
     rounds: int = 1000,
     progress: bool = False,
 ) -> OracleSolution[H, Z]:
-    """Solve the game of the classifiers and points found, add each player's best response to the other's optimal
-    mixture, until neither gains more than ``tolerance``.
+    """Solve the game of the classifiers and points found, add each player's best response to the
+    other's optimal mixture, until neither gains more than ``tolerance``.
 
     Args:
         learner: the best classifier for points with these weights.
@@ -79,8 +83,8 @@ def double_oracle(
         payoff: what a classifier earns at a point.
         start: any point to begin with.
 
-    The interval is certified as far as the oracles are exact: a heuristic learner (adversary) leaves upper (lower)
-    unproved.
+    The interval is certified as far as the oracles are exact: a heuristic learner (adversary)
+    leaves upper (lower) unproved.
     """
     numbers = count_rounds(rounds, tolerance, "double oracle", progress)
     points = [start]
@@ -116,7 +120,9 @@ class _Best:
             self.upper, self.adversary = upper, found.adversary
         self.trace.append((self.lower, self.upper))
 
-    def solution(self, value: float, classifiers: Sequence[H], points: Sequence[Z]) -> OracleSolution[H, Z]:
+    def solution(
+        self, value: float, classifiers: Sequence[H], points: Sequence[Z]
+    ) -> OracleSolution[H, Z]:
         return OracleSolution(
             value=float(np.clip(value, self.lower, max(self.lower, self.upper))),
             lower=self.lower,

@@ -1,12 +1,14 @@
 r"""The finite game of the paper's equation (2): classifiers against points of S_aug.
 
-S_aug = {(x, y, y', δ)} holds every perturbed point x + δ once for each false label y'. A classifier h earns at it
+S_aug = {(x, y, y', δ)} holds every perturbed point x + δ once for each false label y'. A
+classifier h earns at it
 
     payoff(h, (x, y, y', δ)) = I(h(x+δ) = y) − I(h(x+δ) = y') = −mg_L(h(x+δ), y, y'),
 
-one minus the other score where it has scores. The learner mixes classifiers with weights Q and maximises the least
-expected payoff, its minimum robust margin mg_rob(Q, S); the adversary mixes points with weights P and minimises the
-best classifier's. Here rows are classifiers, columns are points, and the learner is paid.
+one minus the other score where it has scores. The learner mixes classifiers with weights Q and
+maximises the least expected payoff, its minimum robust margin mg_rob(Q, S); the adversary mixes
+points with weights P and minimises the best classifier's. Here rows are classifiers, columns are
+points, and the learner is paid.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ Floats = NDArray[np.float64]
 Matrix = NDArray[Any]
 
 _DENSE = 1 << 24
-"""Entries up to which small integers are worth eight bytes each: products are then several times faster."""
+"""Entries up to which small integers are worth eight bytes each: products are then
+several times faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class Payoff:
     """A game as a matrix, classifiers × points, of any finite payoffs to the learner.
 
-    Large matrices of small integers (int8, as ``SAug.labels`` makes them) stay so, at an eighth of the memory, and are
-    multiplied in blocks; everything else becomes float64.
+    Large matrices of small integers (int8, as ``SAug.labels`` makes them) stay so, at an eighth of
+    the memory, and are multiplied in blocks; everything else becomes float64.
     """
 
     matrix: Matrix
@@ -42,8 +45,8 @@ class Payoff:
         array = np.asarray(matrix)
         if array.ndim != 2 or array.size == 0:
             raise InputError(
-                f"a game needs a matrix of at least one classifier and one point, got shape {array.shape}: "
-                "rows are classifiers, columns are points"
+                "a game needs a matrix of at least one classifier and one point, got shape "
+                f"{array.shape}: rows are classifiers, columns are points"
             )
         if array.dtype.kind not in "biuf":
             raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}")
@@ -52,10 +55,13 @@ class Payoff:
             if not np.isfinite(array).all():
                 row, column = np.argwhere(~np.isfinite(array))[0]
                 raise InputError(
-                    f"payoffs must be finite, got {array[row, column]} for classifier {row} at point {column}"
+                    f"payoffs must be finite, got {array[row, column]} for classifier {row} at "
+                    f"point {column}"
                 )
         object.__setattr__(self, "matrix", array)
-        object.__setattr__(self, "scale", float(max(abs(float(array.max())), abs(float(array.min())))))
+        object.__setattr__(
+            self, "scale", float(max(abs(float(array.max())), abs(float(array.min()))))
+        )
 
     @property
     def classifiers(self) -> int:
@@ -75,7 +81,9 @@ class Payoff:
         if self.matrix.dtype == np.float64:
             return np.asarray(self.matrix @ adversary)
         height = max(1, (_DENSE >> 2) // self.points)
-        blocks = (self.matrix[start : start + height] for start in range(0, self.classifiers, height))
+        blocks = (
+            self.matrix[start : start + height] for start in range(0, self.classifiers, height)
+        )
         return np.concatenate([block.astype(np.float64) @ adversary for block in blocks])
 
     def margins(self, learner: Floats) -> Floats:
@@ -88,13 +96,14 @@ class Payoff:
 class SAug:
     """S_aug for finitely many perturbed points: turns what classifiers say there into payoffs.
 
-    Point z (z = 0 … Z−1) is some x_i + δ; column z (K−1) + k of a payoff matrix is z with its k-th false label.
+    Point z (z = 0 … Z−1) is some x_i + δ; column z (K−1) + k of a payoff matrix is z with
+    its k-th false label.
 
     Args:
         y: the true label of each perturbed point, 0 … K−1.
         classes: K.
-        example: the example i that each point is a perturbation of; without it each is an example of its own. Only
-            RobBoost's condition asks.
+        example: the example i that each point is a perturbation of; without it each is an example
+            of its own. Only RobBoost's condition asks.
     """
 
     y: NDArray[np.int64]
@@ -103,17 +112,27 @@ class SAug:
 
     def __init__(self, y: ArrayLike, classes: int, example: ArrayLike | None = None) -> None:
         if classes < 2:
-            raise InputError(f"a game needs at least 2 classes, got {classes}: with one there is no false label")
+            raise InputError(
+                f"a game needs at least 2 classes, got {classes}: with one there is no false label"
+            )
         object.__setattr__(self, "classes", int(classes))
         object.__setattr__(self, "y", _integers("y", np.asarray(y)))
         if self.y.ndim != 1 or not len(self.y):
-            raise InputError(f"y must hold one label for each perturbed point, got shape {self.y.shape}")
+            raise InputError(
+                f"y must hold one label for each perturbed point, got shape {self.y.shape}"
+            )
         self._check_labels(self.y)
         object.__setattr__(
-            self, "example", _integers("example", np.arange(len(self.y)) if example is None else np.asarray(example))
+            self,
+            "example",
+            _integers(
+                "example", np.arange(len(self.y)) if example is None else np.asarray(example)
+            ),
         )
         if self.example.shape != self.y.shape:
-            raise InputError(f"example must have the shape of y, {self.y.shape}, got {self.example.shape}")
+            raise InputError(
+                f"example must have the shape of y, {self.y.shape}, got {self.example.shape}"
+            )
 
     @property
     def points(self) -> int:
@@ -128,11 +147,13 @@ class SAug:
 
     @property
     def pairs(self) -> NDArray[np.int64]:
-        """For each column of a payoff matrix, a number for its (x, y, y'): the element of the paper's S̃_aug."""
+        """For each column of a payoff matrix, a number for its (x, y, y'): the element
+        of the paper's S̃_aug."""
         return np.asarray((self.example[:, None] * self.classes + self.other).ravel())
 
     def labels(self, labels: ArrayLike) -> NDArray[np.int8]:
-        """Payoffs of classifiers that answer with a label at each point, ``(…, Z)`` → ``(…, |S_aug|)``."""
+        """Payoffs of classifiers that answer with a label at each point, ``(…,
+        Z)`` → ``(…, |S_aug|)``."""
         h = _integers("labels", np.asarray(labels))
         self._check_shape(h.shape[-1:], h.shape)
         self._check_labels(h)
@@ -143,11 +164,15 @@ class SAug:
         return payoffs
 
     def scores(self, scores: ArrayLike) -> Floats:
-        """Payoffs of classifiers with a real score for each class, ``(…, Z, K)`` → ``(…, |S_aug|)``."""
+        """Payoffs of classifiers with a real score for each class, ``(…, Z,
+        K)`` → ``(…, |S_aug|)``."""
         g = np.asarray(scores, dtype=np.float64)
         self._check_shape(g.shape[-2:-1], g.shape)
         if g.shape[-1] != self.classes:
-            raise InputError(f"scores need one for each of {self.classes} classes in the last place, got {g.shape}")
+            raise InputError(
+                f"scores need one for each of {self.classes} classes in the last place, got "
+                f"{g.shape}"
+            )
         if not np.isfinite(g).all():
             raise InputError("scores must be finite, got NaN or infinity")
         rows = np.arange(len(self.y))[:, None]
@@ -155,9 +180,11 @@ class SAug:
         return np.reshape(gaps, (*g.shape[:-2], self.points))
 
     def costs(self, adversary: Floats) -> Floats:
-        """P as a reward for each score, ``(Z, K)``: scores g earn Σ_z Σ_k costs_zk g_zk in expectation.
+        """P as a reward for each score, ``(Z, K)``: scores g earn Σ_z Σ_k costs_zk
+        g_zk in expectation.
 
-        What a learner needs to fit a classifier to P: the total of P at (z, y), minus P(z, y') at each false label.
+        What a learner needs to fit a classifier to P: the total of P at (z, y), minus P(z, y')
+        at each false label.
         """
         weights = np.reshape(adversary, (len(self.y), self.classes - 1))
         rewards = np.empty((len(self.y), self.classes))
@@ -167,7 +194,9 @@ class SAug:
 
     def _check_shape(self, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != self.y.shape:
-            raise InputError(f"outputs must cover the {len(self.y)} perturbed points, got shape {shape}")
+            raise InputError(
+                f"outputs must cover the {len(self.y)} perturbed points, got shape {shape}"
+            )
 
     def _check_labels(self, labels: NDArray[np.int64]) -> None:
         if labels.size and not (labels.min() >= 0 and labels.max() < self.classes):
@@ -183,5 +212,7 @@ def _integers(name: str, array: Matrix) -> NDArray[np.int64]:
     if array.dtype == np.bool_:
         array = array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer) and array.size:
-        raise InputError(f"{name} must be integers, got an array of {array.dtype}: scores go to SAug.scores")
+        raise InputError(
+            f"{name} must be integers, got an array of {array.dtype}: scores go to SAug.scores"
+        )
     return array.astype(np.int64, copy=False)

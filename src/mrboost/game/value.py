@@ -2,8 +2,9 @@ r"""The value of a game by linear programming, and both players' optimal strateg
 
     min_P max_h Σ_i P_i payoff(h, i) = max_Q min_i Σ_h Q_h payoff(h, i)
 
-With ``nu``, the adversary may put at most 1/(ν |S_aug|) on a point: the learner then maximises the mean of the ν worst
-share of its margins, a soft margin that a few hopeless points cannot spoil. ν = 1 leaves P uniform.
+With ``nu``, the adversary may put at most 1/(ν |S_aug|) on a point: the learner then maximises the
+mean of the ν worst share of its margins, a soft margin that a few hopeless points cannot spoil. ν =
+1 leaves P uniform.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ TOLERANCE = 1e-9  # of the largest payoff
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The value and what proves it: ``learner`` earns at least ``lower`` whatever the adversary does, and against
-    ``adversary`` no classifier earns more than ``upper``."""
+    """The value and what proves it: ``learner`` earns at least ``lower`` whatever the adversary
+    does, and against ``adversary`` no classifier earns more than ``upper``."""
 
     value: float
     lower: float
@@ -38,21 +39,24 @@ class Solution:
 
 
 def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
-    """The game's value, exact to about 1e-9 of its largest payoff; ``lower`` and ``upper`` are computed afresh from the
-    strategies, and so hold whatever the solver did.
+    """The game's value, exact to about 1e-9 of its largest payoff; ``lower`` and ``upper`` are
+    computed afresh from the strategies, and so hold whatever the solver did.
 
-    Optimal strategies use few classifiers and points, so a large game is solved on a growing part of it: the best
-    responses to the part's solution join it until neither player has a better one.
+    Optimal strategies use few classifiers and points, so a large game is solved on a growing part
+    of it: the best responses to the part's solution join it until neither player has a better one.
     """
     payoff = as_payoff(game)
     cap = capacity(payoff.points, nu)
     if payoff.matrix.size <= _WHOLE:
         return _evaluated(payoff, cap, *_programme(payoff.matrix, payoff.scale, cap))
     rows = np.sort(np.argsort(payoff.expected(np.full(payoff.points, 1 / payoff.points)))[-_BATCH:])
-    columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))  # capped, P needs many points
+    # capped, P needs many points
+    columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))
     while True:
         adversary, learner = np.zeros(payoff.points), np.zeros(payoff.classifiers)
-        adversary[columns], learner[rows] = _programme(payoff.matrix[np.ix_(rows, columns)], payoff.scale, cap)
+        adversary[columns], learner[rows] = _programme(
+            payoff.matrix[np.ix_(rows, columns)], payoff.scale, cap
+        )
         found = _evaluated(payoff, cap, adversary, learner)
         more_rows = _extended(rows, -payoff.expected(adversary))
         more_columns = _extended(columns, payoff.margins(learner))
@@ -63,11 +67,13 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
 
 
 def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats]:
-    """Optimal P and Q. Variables P_1 … P_N and v: minimise v subject to Σ_i P_i payoff(h, i) <= v for every h."""
+    """Optimal P and Q. Variables P_1 … P_N and v: minimise v subject to Σ_i P_i payoff(h,
+    i) <= v for every h."""
     classifiers, points = matrix.shape
     result = scipy.optimize.linprog(
         c=np.r_[np.zeros(points), 1.0],
-        A_ub=np.c_[matrix / (scale or 1.0), -np.ones(classifiers)],  # so the solver's tolerances are relative
+        # So the solver's tolerances are relative
+        A_ub=np.c_[matrix / (scale or 1.0), -np.ones(classifiers)],
         b_ub=np.zeros(classifiers),
         A_eq=np.r_[np.ones(points), 0.0][None],
         b_eq=[1.0],
@@ -80,7 +86,10 @@ def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats
 
 
 def _evaluated(payoff: Payoff, cap: float, adversary: Floats, learner: Floats) -> Solution:
-    lower, upper = least_expected(payoff.margins(learner), cap), float(payoff.expected(adversary).max())
+    lower, upper = (
+        least_expected(payoff.margins(learner), cap),
+        float(payoff.expected(adversary).max()),
+    )
     return Solution((lower + upper) / 2, lower, upper, learner, adversary)
 
 
@@ -94,12 +103,16 @@ def capacity(points: int, nu: float | None) -> float:
     if nu is None:
         return 1.0
     if not 0 < nu <= 1:
-        raise InputError(f"nu must lie in (0, 1], got {nu}: it is the share of points that the soft margin averages")
+        raise InputError(
+            f"nu must lie in (0, 1], got {nu}: it is the share of points that the soft margin "
+            "averages"
+        )
     return min(1.0, 1 / (nu * points))
 
 
 def least_expected(margins: Floats, cap: float) -> float:
-    """min_P Σ_i P_i margins_i over distributions with P_i <= cap: the adversary fills the worst points first."""
+    """min_P Σ_i P_i margins_i over distributions with P_i <= cap: the adversary fills
+    the worst points first."""
     if cap >= 1:
         return float(margins.min())
     ordered = np.sort(margins)

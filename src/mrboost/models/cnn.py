@@ -1,4 +1,5 @@
-"""Plain convolutional networks: two small ones for digits and MNIST, and the nine-layer one of Wang et al. 2019."""
+"""Plain convolutional networks: two small ones for digits and MNIST, and the nine-layer one
+of Wang et al. 2019."""
 
 from __future__ import annotations
 
@@ -12,19 +13,32 @@ from .registry import Shape, register
 
 
 def _convnet(shape: Shape, classes: int, blocks: Sequence[Sequence[int]], hidden: int) -> nn.Module:
-    """Blocks of 3×3 convolutions with BatchNorm, each block ending in 2×2 pooling, then one hidden layer."""
+    """Blocks of 3×3 convolutions with BatchNorm, each block ending in 2×2 pooling,
+    then one hidden layer."""
     channels, height, width = shape
     shrink = 2 ** len(blocks)
     if height < shrink or width < shrink:
-        raise InputError(f"images of {height}x{width} are too small for this model: it halves them {len(blocks)} times")
+        raise InputError(
+            f"images of {height}x{width} are too small for this model: it halves them "
+            f"{len(blocks)} times"
+        )
     layers: list[nn.Module] = []
     for block in blocks:
         for out in block:
-            layers += [nn.Conv2d(channels, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+            layers += [
+                nn.Conv2d(channels, out, 3, padding=1),
+                nn.BatchNorm2d(out),
+                nn.ReLU(inplace=True),
+            ]
             channels = out
         layers.append(nn.MaxPool2d(2))
     features = channels * (height // shrink) * (width // shrink)
-    layers += [nn.Flatten(), nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
+    layers += [
+        nn.Flatten(),
+        nn.Linear(features, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+    ]
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
@@ -42,5 +56,6 @@ def cnn_mnist(shape: Shape, classes: int) -> nn.Module:
 
 @register("cnn9")
 def cnn9(shape: Shape, classes: int) -> nn.Module:
-    """Wang et al. 2019: six convolutions of 64, 64, 128, 128, 196, 196 channels and a hidden layer of 256."""
+    """Wang et al. 2019: six convolutions of 64, 64, 128, 128, 196, 196 channels and a
+    hidden layer of 256."""
     return _convnet(shape, classes, blocks=[[64, 64], [128, 128], [196, 196]], hidden=256)

@@ -41,7 +41,8 @@ _REGISTRY: dict[str, tuple[Factory, bool]] = {}
 
 
 def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factory]:
-    """Make a model available under ``name``. With ``normalize=False`` it sees the [0, 1] images as they are."""
+    """Make a model available under ``name``. With ``normalize=False`` it sees the [0,
+    1] images as they are."""
 
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
@@ -60,13 +61,22 @@ def check(name: str) -> None:
     """Refuse a name that is not registered."""
     _, base, _ = _parts(name)
     if base not in _REGISTRY:
-        raise unknown_name("model", base, _REGISTRY, hint="your own: mrboost.models.register, and --import its module")
+        raise unknown_name(
+            "model",
+            base,
+            _REGISTRY,
+            hint="your own: mrboost.models.register, and --import its module",
+        )
 
 
 def _parts(name: str) -> tuple[int, str, bool]:
     """``5xresnet18-silu``: five copies, of ``resnet18``, with SiLU."""
     match = re.fullmatch(r"(?:([1-9]\d?)x)?(.+?)(-silu)?", name)
-    return (int(match[1] or 1), match[2], bool(match[3])) if match and name not in _REGISTRY else (1, name, False)
+    return (
+        (int(match[1] or 1), match[2], bool(match[3]))
+        if match and name not in _REGISTRY
+        else (1, name, False)
+    )
 
 
 def build(
@@ -77,10 +87,11 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the data's, per channel.
+    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the
+    data's, per channel.
 
-    ``5xNAME`` builds five of them as one model, the mean of whose logits answers; ``NAME-silu`` has SiLU, which is
-    smooth, in place of ReLU.
+    ``5xNAME`` builds five of them as one model, the mean of whose logits answers; ``NAME-silu`` has
+    SiLU, which is smooth, in place of ReLU.
     """
     check(name)
     copies, base, smooth = _parts(name)
@@ -99,6 +110,8 @@ def build(
 def _exchange_relu(network: nn.Module, name: str) -> None:
     places = [place for place, module in network.named_modules() if isinstance(module, nn.ReLU)]
     if not places:
-        raise InputError(f"model {name!r} cannot be built: it has no nn.ReLU modules to exchange for SiLU")
+        raise InputError(
+            f"model {name!r} cannot be built: it has no nn.ReLU modules to exchange for SiLU"
+        )
     for place in places:
         network.set_submodule(place, nn.SiLU())

@@ -1,4 +1,5 @@
-"""Residual networks for 32×32 images: a 3×3 stem, four stages of 64 to 512 channels, global average pooling.
+"""Residual networks for 32×32 images: a 3×3 stem, four stages of 64 to 512 channels,
+global average pooling.
 
 He et al., "Deep Residual Learning for Image Recognition", 2016, in the form that CIFAR papers use.
 """
@@ -20,7 +21,8 @@ def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequ
 
 
 class _Residual(nn.Module):
-    """``relu(branch(x) + shortcut(x))``; the shortcut is a 1×1 convolution where the shape changes."""
+    """``relu(branch(x) + shortcut(x))``; the shortcut is a 1×1 convolution
+    where the shape changes."""
 
     def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -59,7 +61,9 @@ def _resnet(shape: Shape, classes: int, depths: Sequence[int], *, bottleneck: bo
         for i in range(depth):
             stages.append(block(channels, width, 2 if stage > 0 and i == 0 else 1))
             channels = width * expansion
-    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(
+        *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )
 
 
 @register("resnet18")

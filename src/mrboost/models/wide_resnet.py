@@ -1,4 +1,5 @@
-"""Wide residual networks with pre-activation (Zagoruyko & Komodakis 2016), as TRADES and its successors use them."""
+"""Wide residual networks with pre-activation (Zagoruyko & Komodakis 2016), as TRADES and its
+successors use them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from .registry import Shape, register
 
 
 class _WideBlock(nn.Module):
-    """BN–ReLU–conv twice, plus the input; where the shape changes, the activated input passes a 1×1 convolution."""
+    """BN–ReLU–conv twice, plus the input; where the shape changes, the activated input
+    passes a 1×1 convolution."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -17,7 +19,9 @@ class _WideBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.activation1, self.activation2 = nn.ReLU(), nn.ReLU()
-        self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        self.shortcut = (
+            None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.activation1(self.norm1(x))

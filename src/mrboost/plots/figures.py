@@ -1,4 +1,5 @@
-"""Figures as SVG text: training curves and accuracy against eps. No global matplotlib state is touched."""
+"""Figures as SVG text: training curves and accuracy against eps. No global
+matplotlib state is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ T = TypeVar("T")
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
 
 
-def _axes(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)) -> tuple[Any, Any]:
+def _axes(
+    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)
+) -> tuple[Any, Any]:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     dress(axes, title, xlabel, ylabel)
@@ -50,17 +53,24 @@ def as_svg(figure: Any) -> str:
 
 
 def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> str:
-    """Clean and robust accuracy on the held-out images over the epochs, or over the minutes; one colour per run."""
+    """Clean and robust accuracy on the held-out images over the epochs, or over the
+    minutes; one colour per run."""
     size = (5.4, 3.5 + 0.16 * len(metrics))  # the legend lies below
-    figure, axes = _axes(f"Training: accuracy on {held_out} images", _AXES[over], "accuracy, %", size)
+    figure, axes = _axes(
+        f"Training: accuracy on {held_out} images", _AXES[over], "accuracy, %", size
+    )
     for color, label, rows in _coloured(metrics):
         along, marker = _along(rows, over), _marker(rows)
         for key, name, style, width in (
-            ("clean", "clean", "--", 1.2), ("robust", "PGD-20", "-", 1.8), ("train_robust", None, ":", 1),
-        ):  # fmt: skip
+            ("clean", "clean", "--", 1.2),
+            ("robust", "PGD-20", "-", 1.8),
+            ("train_robust", None, ":", 1),
+        ):
             values = [100 * row[key] for row in rows]
             known = None if name is None else f"{label}: {name}"
-            axes.plot(along, values, color=color, ls=style, lw=width, marker=marker, ms=4, label=known)
+            axes.plot(
+                along, values, color=color, ls=style, lw=width, marker=marker, ms=4, label=known
+            )
         for before, after in pairwise(range(len(rows))):
             if rows[before]["round"] != rows[after]["round"]:
                 axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
@@ -70,12 +80,21 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
 
 
 def loss_curves(metrics: Metrics) -> str:
-    """The training loss over the epochs; losses of different recipes are not comparable in height."""
+    """The training loss over the epochs; losses of different recipes are not
+    comparable in height."""
     size = (5.4, 3.5 + 0.16 * len(metrics))  # as tall as its neighbour
     figure, axes = _axes("Training: loss on perturbed images", _AXES["epoch"], "loss", size)
     for color, label, rows in _coloured(metrics):
         losses = [row["loss"] for row in rows]
-        axes.plot(_along(rows, "epoch"), losses, color=color, lw=1.6, marker=_marker(rows), ms=4, label=label)
+        axes.plot(
+            _along(rows, "epoch"),
+            losses,
+            color=color,
+            lw=1.6,
+            marker=_marker(rows),
+            ms=4,
+            label=label,
+        )
     _below(axes, True)
     return as_svg(figure)
 
@@ -93,20 +112,34 @@ def _below(axes: Any, whole: bool) -> None:
     """The legend below the axes, where it hides no line; ``whole``: ticks at whole numbers only."""
     if whole:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+    axes.legend(
+        fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2
+    )
 
 
-def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str) -> str:
-    """Accuracy and 95 % interval against the radius of the attack, with the training radii marked."""
+def robustness_curves(
+    curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str
+) -> str:
+    """Accuracy and 95 % interval against the radius of the attack, with the
+    training radii marked."""
     figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
     for color, label, points in _coloured(curves):
         radii = [point[0] for point in points]
-        axes.plot(radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label)
+        axes.plot(
+            radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label
+        )
         low, high = ([100 * point[2][end] for point in points] for end in (0, 1))
         axes.fill_between(radii, low, high, color=color, alpha=0.15, lw=0)
     for eps in trained:
         axes.axvline(eps, color="#777", lw=0.8, ls="--")
-        axes.annotate("training eps", (eps, 2), fontsize=7, color="#555", xytext=(3, 0), textcoords="offset points")
+        axes.annotate(
+            "training eps",
+            (eps, 2),
+            fontsize=7,
+            color="#555",
+            xytext=(3, 0),
+            textcoords="offset points",
+        )
     axes.set_ylim(0, 101)
     axes.set_xlim(left=0)
     axes.legend(fontsize=8, frameon=False)
@@ -114,28 +147,42 @@ def robustness_curves(curves: Mapping[str, Sequence[Sequence[Any]]], trained: Se
 
 
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
-    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of one round are left out."""
+    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of
+    one round are left out."""
     several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
     size = (5.4, 3.4 + 0.08 * len(several))  # the legend lies below
-    figure, axes = _axes(f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size)
+    figure, axes = _axes(
+        f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size
+    )
     for color, label, rows in _coloured(several):
         members = [row["round"] for row in rows]
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]
-            axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=label if style == "-" else None)
+            axes.plot(
+                members,
+                values,
+                color=color,
+                ls=style,
+                marker="o",
+                ms=3,
+                label=label if style == "-" else None,
+            )
     axes.plot([], [], color="#555", ls="--", lw=1, label="dashed: clean; solid: PGD-20")
     _below(axes, True)
     return as_svg(figure)
 
 
 def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[float]) -> str:
-    """The share of attacked images whose margin is at most m, against m; each run at its training radius."""
+    """The share of attacked images whose margin is at most m, against m; each run at
+    its training radius."""
     radius = f"eps = {trained[0]:g}" if len(trained) == 1 else "at the training eps"
     figure, axes = _axes(f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %")
     for color, label, values in _coloured(margins):
         ordered = sorted(values)
         share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
-        axes.step([-1.0, *ordered, 1.0], [0.0, *share, 100.0], where="post", color=color, label=label)
+        axes.step(
+            [-1.0, *ordered, 1.0], [0.0, *share, 100.0], where="post", color=color, label=label
+        )
     axes.axvline(0, color="#777", lw=0.8, ls="--")
     axes.set_xlim(-1, 1)
     axes.set_ylim(0, 101)
@@ -144,7 +191,8 @@ def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[floa
 
 
 def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels: Any) -> str:
-    """A function of two numbers, both along ``axis``: ``values[i, j]`` is that at ``(axis[j], axis[i])``."""
+    """A function of two numbers, both along ``axis``: ``values[i, j]`` is that at
+    ``(axis[j], axis[i])``."""
     figure, axes = _axes(title, *labels, size=(4.4, 3.8))
     filled = axes.contourf(axis, axis, values, levels=levels, cmap="viridis", extend="max")
     axes.contour(axis, axis, values, levels=levels, colors="white", linewidths=0.4)
@@ -152,7 +200,9 @@ def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels
     return as_svg(figure)
 
 
-def lines(title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False) -> str:
+def lines(
+    title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False
+) -> str:
     """One line for each label over 1, 2, 3 …"""
     figure, axes = _axes(title, *labels)
     for color, label, row in _coloured(values):

@@ -12,7 +12,10 @@ from torch import Tensor
 
 def embedded(svg: str) -> str:
     """A figure as an image that the page holds itself."""
-    return f"<img class=plot alt='plot' src='data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}'>"
+    return (
+        "<img class=plot alt='plot' "
+        f"src='data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}'>"
+    )
 
 
 def png(image: Tensor) -> str:
@@ -49,7 +52,7 @@ td:first-child,th:first-child{text-align:left} tr+tr td{border-top:1px solid #f1
 .pixels{width:72px;height:72px;image-rendering:pixelated;display:block;margin:auto}
 figcaption{font-size:.72rem;max-width:84px;margin:auto} .right{color:#047857} .wrong{color:#b91c1c;font-weight:600}
 code{background:#eef2f7;padding:.1rem .3rem;border-radius:3px}
-"""
+"""  # noqa: E501
 
 
 def html_page(body: str, title: str = "mrboost report") -> str:

@@ -1,14 +1,17 @@
-"""Adversarial weight perturbation: the gradient is taken where the weights, too, are at their worst nearby.
+"""Adversarial weight perturbation: the gradient is taken where the weights, too, are
+at their worst nearby.
 
-Around each step of training, with L the loss of the perturbed batch and w the weights of one layer::
+Around each step of training, with L the loss of the perturbed batch and w the
+weights of one layer::
 
     v = γ ‖w‖ ∇L(w) / ‖∇L(w)‖        for every layer, from one extra forward and backward pass
     w ← SGD step from w along ∇L(w + v)
 
-As in the published code, the filters and matrices are moved (parameters of more than one dimension), biases and
-BatchNorm's are not. The extra pass leaves BatchNorm's statistics alone, and the weights come back from copies, not by
-adding and subtracting. (The published code takes the step before it moves the weights back; its weight decay so sees
-w + v, a difference of the order of γ times the decay.)
+As in the published code, the filters and matrices are moved (parameters of more than one
+dimension), biases and BatchNorm's are not. The extra pass leaves BatchNorm's statistics alone, and
+the weights come back from copies, not by adding and subtracting. (The published code takes the step
+before it moves the weights back; its weight decay so sees w + v, a difference of the order of γ
+times the decay.)
 
 Wu et al., "Adversarial Weight Perturbation Helps Robust Generalization", NeurIPS 2020.
 """
@@ -28,7 +31,8 @@ from mrboost.errors import InputError
 
 @dataclass(frozen=True)
 class AWP:
-    """Weights moved by ``gamma`` times their layer's norm, once the share ``begin`` of the training is done.
+    """Weights moved by ``gamma`` times their layer's norm, once the share ``begin`` of
+    the training is done.
 
     Published: 0.01 with adversarial training, 0.005 with TRADES.
     """
@@ -38,7 +42,10 @@ class AWP:
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < 1:
-            raise InputError(f"awp is a share of the weights' norm, between 0 and 1, got {self.gamma}: 0.01 is usual")
+            raise InputError(
+                f"awp is a share of the weights' norm, between 0 and 1, got {self.gamma}: 0.01 "
+                "is usual"
+            )
 
     @contextmanager
     def shifted(
@@ -48,10 +55,11 @@ class AWP:
         progress: Tensor | None = None,
         agreed: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> Iterator[None]:
-        """Within it, the learner's weights are those that raise ``loss_of`` the most; after it, they are as before.
+        """Within it, the learner's weights are those that raise ``loss_of`` the most; after
+        it, they are as before.
 
-        ``loss_of`` gets a classifier that computes with the learner's weights and leaves its buffers alone; ``agreed``
-        makes one gradient of those of several processes.
+        ``loss_of`` gets a classifier that computes with the learner's weights and leaves its
+        buffers alone; ``agreed`` makes one gradient of those of several processes.
         """
         weights = [p for p in learner.parameters() if p.ndim > 1 and p.requires_grad]
         gradients = [agreed(gradient) for gradient in self._ascent(learner, weights, loss_of)]
@@ -70,7 +78,10 @@ class AWP:
             torch.clear_autocast_cache()
 
     def _ascent(
-        self, learner: nn.Module, weights: list[nn.Parameter], loss_of: Callable[[Classifier], Tensor]
+        self,
+        learner: nn.Module,
+        weights: list[nn.Parameter],
+        loss_of: Callable[[Classifier], Tensor],
     ) -> tuple[Tensor, ...]:
         buffers = {name: buffer.clone() for name, buffer in learner.named_buffers()}
 
@@ -79,4 +90,6 @@ class AWP:
             return logits
 
         with torch.enable_grad():
-            return torch.autograd.grad(loss_of(proxy), weights, allow_unused=True, materialize_grads=True)
+            return torch.autograd.grad(
+                loss_of(proxy), weights, allow_unused=True, materialize_grads=True
+            )

@@ -2,21 +2,24 @@ r"""Sampler.Exp: draws from the paper's distribution P_t itself, which it left a
 
     P_t(x, y, y', δ) ∝ exp(η MCE(Σ_j g_j(x + δ), y, y'))
 
-over the examples, the false labels and the perturbations, with the uniform distribution on the feasible perturbations
-of each example (ball and box) as base measure. In three steps:
+over the examples, the false labels and the perturbations, with the uniform distribution on the
+feasible perturbations of each example (ball and box) as base measure. In three steps:
 
-1. **Gaussian coordinates.** The feasible set of an Linf ball is a box, so δ = lo + (hi − lo) Φ(z) turns its uniform
-   distribution into a standard normal for z, and there is no boundary left to bounce off.
-2. **Langevin moves that know the base measure.** With f the log density relative to it, the semi-implicit step
-   z' = (1 − h/2)/(1 + h/2) z + h/(1 + h/2) ∇f(z) + noise keeps the normal invariant for f = 0 at any step h and in any
-   dimension (Cotter et al. 2013); a Metropolis test corrects the rest.
-3. **Annealing.** The chain starts at a uniform draw and moves to the target through its powers; the products of the
-   density ratios along the way are importance weights that correct for a chain that is too short and for the different
-   normalisers of the examples at once (Neal 2001). y' is summed out along the chain and drawn exactly at its end.
+1. **Gaussian coordinates.** The feasible set of an Linf ball is a box, so δ = lo + (hi − lo) Φ(z)
+   turns its uniform distribution into a standard normal for z, and there is no boundary left to
+   bounce off.
+2. **Langevin moves that know the base measure.** With f the log density relative to it, the
+   semi-implicit step z' = (1 − h/2)/(1 + h/2) z + h/(1 + h/2) ∇f(z) + noise keeps the normal
+   invariant for f = 0 at any step h and in any dimension (Cotter et al. 2013); a Metropolis test
+   corrects the rest.
+3. **Annealing.** The chain starts at a uniform draw and moves to the target through its powers; the
+   products of the density ratios along the way are importance weights that correct for a chain that
+   is too short and for the different normalisers of the examples at once (Neal 2001). y' is summed
+   out along the chain and drawn exactly at its end.
 
-So the weights estimate P_t's normaliser without bias for any number of steps; more steps lower their variance. They are
-normalised over the batch, which biases an example's share by O(1 / batch size). Acceptance and effective sample size go
-to the metrics.
+So the weights estimate P_t's normaliser without bias for any number of steps; more steps lower
+their variance. They are normalised over the batch, which biases an example's share by O(1 / batch
+size). Acceptance and effective sample size go to the metrics.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ from mrboost.threat import wide
 
 from .samplers import Sample, Turn
 
-_STEP_RANGE = 100.0  # each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
+# Each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
+_STEP_RANGE = 100.0
 
 
 class _Place(NamedTuple):
@@ -58,14 +62,16 @@ class Exp:
     """Draw (y', δ) and an importance weight for every example of the batch, from P_t.
 
     Args:
-        eta: the inverse temperature η; 0 is the uniform distribution. For large η the distribution concentrates on the
-            worst pairs of the worst examples, and needs more steps.
-        steps: annealed Langevin moves; each costs a forward and a backward pass of every victim, and so does the start.
-        step_size: the largest h of a move, up to 2, where it forgets where it stood; h is drawn anew each time from
-            the two decades below.
+        eta: the inverse temperature η; 0 is the uniform distribution. For large η the distribution
+            concentrates on the worst pairs of the worst examples, and needs more steps.
+        steps: annealed Langevin moves; each costs a forward and a backward pass of every victim,
+            and so does the start.
+        step_size: the largest h of a move, up to 2, where it forgets where it stood; h is drawn
+            anew each time from the two decades below.
         aggressive: count the learner among the victims.
-        reweight: weight the examples, as P_t does. Without it they count alike, and (y', δ) follow P_t given (x, y) as
-            well as a chain of this length can: then η may be large without a few examples taking the whole batch.
+        reweight: weight the examples, as P_t does. Without it they count alike, and (y', δ) follow
+            P_t given (x, y) as well as a chain of this length can: then η may be large without a
+            few examples taking the whole batch.
     """
 
     joint: ClassVar[bool] = True
@@ -85,7 +91,10 @@ class Exp:
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
         if turn.attack.norm != "Linf":
-            raise InputError(f"the exponential sampler draws from Linf balls, the run has norm {turn.attack.norm!r}")
+            raise InputError(
+                "the exponential sampler draws from Linf balls, the run has norm "
+                f"{turn.attack.norm!r}"
+            )
         who = turn.victims(self.aggressive)
         eta = self.eta if who else 0.0  # with nobody to attack, P_1 is uniform
         who = who or [turn.learner]
@@ -110,36 +119,59 @@ class Exp:
             log_weight = torch.zeros_like(place.density)
             accepted = torch.zeros_like(place.density)
             for k in range(1, self.steps + 1):
-                log_weight += place.density / self.steps  # the power rises from (k − 1)/steps to k/steps
-                place, moved = _move(place, visit, k / self.steps, self._step(x, generator), generator)
+                # The power rises from (k − 1)/steps to k/steps
+                log_weight += place.density / self.steps
+                place, moved = _move(
+                    place, visit, k / self.steps, self._step(x, generator), generator
+                )
                 accepted += moved
         weight = log_weight.softmax(dim=0) * len(x)
         facts = {
             "acceptance": accepted.mean() / self.steps,
-            "effective_share": len(x) / weight.square().sum(),  # of the batch: the effective sample size over its size
+            # Of the batch: the effective sample size over its size
+            "effective_share": len(x) / weight.square().sum(),
         }
         x_adv = torch.clamp(images(place.z), low, high)
         other = _draw(place.losses, generator)
-        return Sample(clean=x, x=x_adv, y=y, other=other, weight=weight if self.reweight else None, facts=facts)
+        return Sample(
+            clean=x,
+            x=x_adv,
+            y=y,
+            other=other,
+            weight=weight if self.reweight else None,
+            facts=facts,
+        )
 
     def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A step for each chain, independent of where it stands: a mixture of kernels keeps what each of them keeps."""
+        """A step for each chain, independent of where it stands: a mixture of kernels keeps
+        what each of them keeps."""
         shape = (len(x), *[1] * (x.ndim - 1))
         exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
         return self.step_size * _STEP_RANGE**-exponent
 
 
 def _move(
-    place: _Place, visit: Callable[[Tensor], _Place], power: float, h: Tensor, generator: torch.Generator
+    place: _Place,
+    visit: Callable[[Tensor], _Place],
+    power: float,
+    h: Tensor,
+    generator: torch.Generator,
 ) -> tuple[_Place, Tensor]:
-    """One Metropolis-corrected Langevin move that leaves exp(power · density) N(z; 0, 1) invariant."""
-    keep, drift, variance = (1 - h / 2) / (1 + h / 2), power * h / (1 + h / 2), 2 * h / (1 + h / 2) ** 2
+    """One Metropolis-corrected Langevin move that leaves exp(power · density)
+    N(z; 0, 1) invariant."""
+    keep, drift, variance = (
+        (1 - h / 2) / (1 + h / 2),
+        power * h / (1 + h / 2),
+        2 * h / (1 + h / 2) ** 2,
+    )
     noise = random_like(torch.randn, place.z, generator)
     new = visit(keep * place.z + drift * place.gradient + variance.sqrt() * noise)
 
     def excess(start: _Place, end: _Place) -> Tensor:
         """log q(start → end) without the part that the normal distribution balances by itself."""
-        towards = 2 * drift * start.gradient * (end.z - keep * start.z) - (drift * start.gradient) ** 2
+        towards = (
+            2 * drift * start.gradient * (end.z - keep * start.z) - (drift * start.gradient) ** 2
+        )
         return (towards / (2 * variance)).flatten(1).sum(dim=1)
 
     log_ratio = power * (new.density - place.density) + excess(new, place) - excess(place, new)
@@ -151,5 +183,6 @@ def _move(
 
 def _draw(log_weights: Tensor, generator: torch.Generator) -> Tensor:
     """An index of each row, with these unnormalised log probabilities."""
-    weights = log_weights.softmax(dim=1)  # torch.multinomial does the same, and waits for the device
+    # torch.multinomial does the same, and waits for the device
+    weights = log_weights.softmax(dim=1)
     return (weights / torch.empty_like(weights).exponential_(generator=generator)).argmax(dim=1)

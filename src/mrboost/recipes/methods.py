@@ -1,7 +1,7 @@
 """Every method as a value. A recipe names its parts; the one training loop runs whatever they are.
 
-A new method is one more value here, and at most one new part. Look one up with ``get``, change a part with
-``dataclasses.replace``, or make your own ``Recipe`` and hand it to ``mrboost.boost``.
+A new method is one more value here, and at most one new part. Look one up with ``get``, change a
+part with ``dataclasses.replace``, or make your own ``Recipe`` and hand it to ``mrboost.boost``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from .schedules import OneCycle, Piecewise, Schedule
 class Recipe:
     """How a classifier is trained, round by round.
 
-    ``steps`` and ``start`` are those of the inner ascent; its radius, norm and step length are the run's.
-    ``ema`` is the decay of an average of the weights that is kept in their place; ``clip`` bounds the gradient's norm;
-    ``awp`` moves the weights adversarially around each step; ``cutmix`` mixes the images of a batch.
-    ``rounds`` and ``model`` are what a user who says nothing gets; ``{}`` in ``model`` stands for the data's usual one.
+    ``steps`` and ``start`` are those of the inner ascent; its radius, norm and step length are the
+    run's. ``ema`` is the decay of an average of the weights that is kept in their place; ``clip``
+    bounds the gradient's norm; ``awp`` moves the weights adversarially around each step; ``cutmix``
+    mixes the images of a batch. ``rounds`` and ``model`` are what a user who says nothing gets;
+    ``{}`` in ``model`` stands for the data's usual one.
     """
 
     name: str
@@ -59,16 +60,21 @@ class Recipe:
 
     @property
     def coupled(self) -> bool:
-        """Whether a round depends on the members before it; otherwise the rounds are independent networks."""
+        """Whether a round depends on the members before it; otherwise the rounds are
+        independent networks."""
         return self.sampler.joint or self.init != RndInit() or self.scope != Ind()
 
 
 _PAPER = "Zhang et al., Building Robust Ensembles via Margin Boosting, ICML 2022"
 _MADRY = "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018"
 _ABERNETHY = (
-    "Abernethy et al., A Multiclass Boosting Framework for Achieving Fast and Provable Adversarial Robustness, 2021"
+    "Abernethy et al., A Multiclass Boosting Framework for Achieving Fast and Provable Adversarial "
+    "Robustness, 2021"
 )
-_PINOT = "Pinot et al., Randomization Matters: How to Defend Against Strong Adversarial Attacks, ICML 2020"
+_PINOT = (
+    "Pinot et al., Randomization Matters: How to Defend Against Strong Adversarial Attacks, ICML "
+    "2020"
+)
 
 AT = Recipe(
     name="at",
@@ -96,20 +102,27 @@ AT_MCE = replace(
 WIDER = replace(
     AT,
     name="wider",
-    summary="adversarial training of five networks end to end as one model: the control for the ensemble's size",
+    summary="adversarial training of five networks end to end as one model: the control for the "
+    "ensemble's size",
     reference=_PAPER,
     model="5x{}",
 )
 DEEPER = replace(
     AT,
     name="deeper",
-    summary="adversarial training of a ResNet-152: the control for the ensemble's number of parameters",
+    summary="adversarial training of a ResNet-152: the control for the ensemble's number of "
+    "parameters",
     reference=_PAPER,
     model="resnet152",
 )
 
-_TRADES = "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019"
-_MART = "Wang et al., Improving Adversarial Robustness Requires Revisiting Misclassified Examples, ICLR 2020"
+_TRADES = (
+    "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019"
+)
+_MART = (
+    "Wang et al., Improving Adversarial Robustness Requires Revisiting Misclassified Examples, "
+    "ICLR 2020"
+)
 _AWP = "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020"
 _GAIR = "Zhang et al., Geometry-aware Instance-reweighted Adversarial Training, ICLR 2021"
 _MARGIN_KL = "KL(p(x_i) ‖ p(x_i + δ)) + KL(p̃(x_i) ‖ p̃(x_i + δ))"
@@ -135,9 +148,11 @@ TRADES_MCE = replace(
 )
 MART = Recipe(
     name="mart",
-    summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is doubtful",
-    formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  p = softmax(g),  "
-    "δ_i = argmax_δ CE(g(x_i + δ), y_i),  BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} p_j)",
+    summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is "
+    "doubtful",
+    formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  p "
+    "= softmax(g),  δ_i = argmax_δ CE(g(x_i + δ), y_i),  BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} "
+    "p_j)",
     reference=_MART,
     objective=Mart(),
     start=Gaussian(),
@@ -145,9 +160,11 @@ MART = Recipe(
 MART_MCE = replace(
     MART,
     name="mart-mce",
-    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak (docs/results)",
+    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak "
+    "(docs/results)",
     formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
-    f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  δ_i = argmax_δ CE(g(x_i + δ), y_i)",
+    f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  δ_i = argmax_δ "
+    "CE(g(x_i + δ), y_i)",
     reference=_PAPER,
     objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True, on_clean=True),
 )
@@ -163,7 +180,8 @@ AT_AWP = replace(
     AT,
     name="awp",
     summary="adversarial training with the weights, too, moved to where they do worst",
-    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ CE(g_{θ + v}(x_i + δ), y_i),  l over the layers",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ CE(g_{θ + v}(x_i + δ), y_i),  l over the "
+    "layers",
     reference=_AWP,
     awp=AWP(),
 )
@@ -171,13 +189,15 @@ AWP_MCE = replace(
     AT_MCE,
     name="awp-mce",
     summary="adversarial weight perturbation with the margin cross-entropy in attack and loss",
-    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ MCE-A(g_{θ + v}(x_i + δ), y_i),  l over the layers",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ MCE-A(g_{θ + v}(x_i + δ), y_i),  l over the "
+    "layers",
     awp=AWP(),
 )
 GAIR = replace(
     AT,
     name="gair",
-    summary="adversarial training that weighs examples by how soon the attack succeeds, from the first decay on",
+    summary="adversarial training that weighs examples by how soon the attack succeeds, from the "
+    "first decay on",
     formula="min_θ Σ_i ω_i CE(g(x_i + δ_i), y_i),  ω_i ∝ sigmoid(5 (1 − 2 κ_i / K)),  "
     "κ_i of the K steps of the attack begin at a point that is classified correctly",
     reference=_GAIR,
@@ -195,7 +215,8 @@ GAIR_MCE = replace(
 STRONG = replace(
     AWP_MCE,
     name="strong",
-    summary="the best single model so far: awp-mce with smaller steps of the weights, one-cycle rates and averages",
+    summary="the best single model so far: awp-mce with smaller steps of the weights, one-cycle "
+    "rates and averages",
     reference="composed here, of awp-mce, one-cycle rates and averaged weights",
     schedule=OneCycle(),
     lr=0.2,
@@ -209,7 +230,8 @@ _PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 SNAPSHOTS = replace(
     AT_MCE,
     name="snapshots",
-    summary="at-mce in rounds, each from the last one's weights, attacked alone: the control for boosting",
+    summary="at-mce in rounds, each from the last one's weights, attacked alone: the control for "
+    "boosting",
     formula="min_θt Σ_i max_δ MCE-A(g_t(x_i + δ), y_i),  θ_t from θ_{t−1}",
     reference="after Huang et al., Snapshot Ensembles: Train 1, Get M for Free, ICLR 2017",
     init=PerInit(),
@@ -217,7 +239,8 @@ SNAPSHOTS = replace(
 )
 MRBOOST = Recipe(
     name="mrboost",
-    summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does worst",
+    summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does "
+    "worst",
     formula=f"min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  {_DELTA_ALL}",
     reference=_PAPER,
     sampler=All(),
@@ -237,7 +260,8 @@ ROBBOOST = Recipe(
 PINOT = Recipe(
     name="pinot",
     summary="a randomised pair: the second network trains on the adversarial examples of the first",
-    formula="g_1 by adversarial training;  min_θ2 Σ_i CE(g_2(x_i + δ_i), y_i),  δ_i = argmax_δ CE(g_1(x_i + δ), y_i)",
+    formula="g_1 by adversarial training;  min_θ2 Σ_i CE(g_2(x_i + δ_i), y_i),  δ_i = argmax_δ "
+    "CE(g_1(x_i + δ), y_i)",
     reference=_PINOT,
     sampler=Past(),
     combine=Mixture,
@@ -246,8 +270,10 @@ PINOT = Recipe(
 MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
-    summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, with it",
-    formula=f"min_θt max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g_{{θt + v}}(x_i + δ_i), y_i),  {_DELTA_ALL}",
+    summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, "
+    "with it",
+    formula=f"min_θt max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g_{{θt + v}}(x_i + δ_i), y_i),  "
+    f"{_DELTA_ALL}",
     sampler=All(),
     init=PerInit(),
     rounds=5,
@@ -285,7 +311,8 @@ _VARIANTS = (
     replace(
         MRBOOST,
         name="mrboost-drawn",
-        summary="mrboost where each image meets the learner and one earlier member: a round costs as the second",
+        summary="mrboost where each image meets the learner and one earlier member: a round costs "
+        "as the second",
         formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  "
         "δ_i = argmax_δ MCE-A((g_t + (t − 1) g_j)(x_i + δ) / t, y_i),  j < t drawn for each i",
         reference="composed here: an estimate of mrboost's ensemble",
@@ -309,7 +336,8 @@ _VARIANTS = (
         MRBOOST,
         name="mrboost-rnd",
         summary="mrboost with a random false label for each example",
-        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, y'_i)",
+        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, "
+        "y'_i)",
         sampler=Rnd(),
         objective=OnPairs(),
     ),
@@ -317,14 +345,16 @@ _VARIANTS = (
         MRBOOST,
         name="mrboost-max",
         summary="mrboost with the worst false label of each example",
-        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, y')",
+        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, "
+        "y')",
         sampler=Max(),
         objective=OnPairs(),
     ),
     replace(
         MRBOOST,
         name="mrboost-exp",
-        summary="mrboost with draws from the exponential weights P_t: faithful, and weak (docs/results)",
+        summary="mrboost with draws from the exponential weights P_t: faithful, and weak "
+        "(docs/results)",
         formula=f"{_PAIR} over (x, y, y', δ) ~ P_t ∝ exp(η MCE(Σ_{{j<=t}} g_j(x + δ), y, y'))",
         sampler=Exp(),
         objective=OnPairs(),

@@ -1,8 +1,9 @@
 """Objectives: what the learner minimises on the batch that the sampler prepared.
 
-An objective returns one loss per example, so that weights apply before the mean, and the logits of the perturbed
-images, so that the loop can count how many of them were classified correctly. Its scope says whose logits the loss
-sees: the learner's own (``Ind``) or those of the ensemble that it completes (``Whole``).
+An objective returns one loss per example, so that weights apply before the mean, and the logits of
+the perturbed images, so that the loop can count how many of them were classified correctly. Its
+scope says whose logits the loss sees: the learner's own (``Ind``) or those of the ensemble that it
+completes (``Whole``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .samplers import Sample
 
 class Scope(Protocol):
     def __call__(self, model: Classifier, past: Sequence[Classifier]) -> Classifier:
-        """The classifier whose logits the loss sees, given the learner and the frozen members before it."""
+        """The classifier whose logits the loss sees, given the learner and the
+        frozen members before it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class OnPerturbed:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         logits = model(sample.x)
-        return self.scale * sample.over_labels(lambda y: self.loss(logits, y, reduction="none")), logits
+        return self.scale * sample.over_labels(
+            lambda y: self.loss(logits, y, reduction="none")
+        ), logits
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,11 @@ class Trades:
 
 @dataclass(frozen=True)
 class Mart:
-    """``loss + weight · KL(p(x) ‖ p(x + δ)) · (1 − p(x)_y)``, the loss of ``model(x + δ)`` (Wang et al. 2020).
+    """``loss + weight · KL(p(x) ‖ p(x + δ)) · (1 − p(x)_y)``, the loss of ``model(x +
+    δ)`` (Wang et al. 2020).
 
-    ``mirrored`` adds the second term once more with the probabilities softmax(−g), and ``on_clean`` takes the loss of
-    ``model(x)``: so the paper's appendix writes MART with MCE.
+    ``mirrored`` adds the second term once more with the probabilities softmax(−g), and ``on_clean``
+    takes the loss of ``model(x)``: so the paper's appendix writes MART with MCE.
     """
 
     loss: Loss = boosted_cross_entropy
@@ -107,7 +112,9 @@ class Mart:
             total = self.loss(fitted, y, reduction="none")
             for sign in (1, -1) if self.mirrored else (1,):
                 doubt = 1 - probability(sign * clean, y)
-                total = total + self.weight * doubt * kl_divergence(sign * clean, sign * logits, reduction="none")
+                total = total + self.weight * doubt * kl_divergence(
+                    sign * clean, sign * logits, reduction="none"
+                )
             return total
 
         return sample.over_labels(of), logits

@@ -1,24 +1,27 @@
 """Samplers: the adversary's move. Given a batch, which perturbed batch does the learner train on?
 
-A sampler decides who is attacked and what the attack raises; the ball comes from the run, and (but for Exp, which has
-moves of its own) steps and start from the recipe. It sees the learner in eval mode on its current weights, and the
-frozen past members. With g the mean logits of the past members and the learner, y' a false label:
+A sampler decides who is attacked and what the attack raises; the ball comes from the run, and (but
+for Exp, which has moves of its own) steps and start from the recipe. It sees the learner in eval
+mode on its current weights, and the frozen past members. With g the mean logits of the past members
+and the learner, y' a false label:
 
-========  =================================================================================================
+========  ==========================================================================================
 Learner   plain adversarial training: the learner alone is attacked
 Diverge   TRADES: the perturbed logits are driven away from the clean ones, whatever the label
 Geometry  GAIR: plain adversarial training, examples weighted by how long they withstand the attack
 Past      the past members alone are attacked (Pinot et al. 2020); the first learner attacks itself
 All       one δ that maximises Σ_{y'} MCE(g(x + δ), y, y')
-Drawn     as All, each image against the learner and one of the past members, which stands for all of them
+Drawn     as All, each image against the learner and one of the past members, which
+          stands for all of them
 Rnd       a random y', then its δ
 Max       the worst pair (y', δ)
 Exp       a draw from P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), see ``exponential.py``
-========  =================================================================================================
+========  ==========================================================================================
 
-``Diverge`` and ``Geometry`` attack the learner alone, or with ``joint`` the ensemble that it completes.
-"Aggressive defense" (the default) attacks past members and learner together; without it the learner is left out,
-as in the paper's Algorithm 2, and the first learner trains on random draws from the ball, clipped to valid images.
+``Diverge`` and ``Geometry`` attack the learner alone, or with ``joint`` the ensemble that it
+completes. "Aggressive defense" (the default) attacks past members and learner together; without it
+the learner is left out, as in the paper's Algorithm 2, and the first learner trains on random draws
+from the ball, clipped to valid images.
 """
 
 from __future__ import annotations
@@ -35,7 +38,14 @@ from torch import Tensor, nn
 from mrboost.attacks import PGD, attacked
 from mrboost.data import Mixed
 from mrboost.ensemble import mean_logits
-from mrboost.losses import Divergence, Loss, cross_entropy, kl_divergence, margin_cross_entropy, most_likely_other
+from mrboost.losses import (
+    Divergence,
+    Loss,
+    cross_entropy,
+    kl_divergence,
+    margin_cross_entropy,
+    most_likely_other,
+)
 from mrboost.seeds import Randomness
 
 Answer = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
@@ -43,7 +53,8 @@ Answer = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
 
 
 def over_labels(of: Callable[[Tensor], Tensor], y: Tensor, mixed: Mixed | None) -> Tensor:
-    """What ``of`` says of the labels, per example; of images that are made of two, its mean over both labels."""
+    """What ``of`` says of the labels, per example; of images that are made of two, its
+    mean over both labels."""
     if mixed is None:
         return of(y)
     return mixed.share * of(y) + (1 - mixed.share) * of(mixed.second)
@@ -95,26 +106,34 @@ class Turn:
         return [*self.past, self.learner] if aggressive else list(self.past)
 
     def ascend(self, who: Sequence[nn.Module], loss: Loss, answer: Answer = mean_logits) -> Tensor:
-        """Raise the loss of what the victims answer together; with nobody to attack, draw uniformly from the ball."""
+        """Raise the loss of what the victims answer together; with nobody to attack, draw
+        uniformly from the ball."""
         if not who:
             threat = self.attack.threat
-            return threat.project(self.x + threat.uniform(self.x, self.starts or self.generator), self.x)
+            return threat.project(
+                self.x + threat.uniform(self.x, self.starts or self.generator), self.x
+            )
         with attacked(*who):
             return self.attack.ascend(
-                lambda images: self._raised(loss, answer(who, images)), self.x, self.starts or self.generator
+                lambda images: self._raised(loss, answer(who, images)),
+                self.x,
+                self.starts or self.generator,
             )
 
     def _raised(self, loss: Loss, logits: Tensor) -> Tensor:
         return over_labels(lambda label: loss(logits, label, reduction="none"), self.y, self.mixed)
 
-    def sample(self, x_adv: Tensor, other: Tensor | None = None, weight: Tensor | None = None) -> Sample:
+    def sample(
+        self, x_adv: Tensor, other: Tensor | None = None, weight: Tensor | None = None
+    ) -> Sample:
         return Sample(clean=self.x, x=x_adv, y=self.y, other=other, weight=weight, mixed=self.mixed)
 
 
 class Sampler(Protocol):
     @property
     def joint(self) -> bool:
-        """Whether learners train as parts of an ensemble, and so are judged by it, or each for itself."""
+        """Whether learners train as parts of an ensemble, and so are judged by
+        it, or each for itself."""
 
     def __call__(self, turn: Turn) -> Sample: ...
 
@@ -149,7 +168,8 @@ class Past:
 
 @dataclass(frozen=True)
 class Diverge:
-    """TRADES: raise the divergence of the perturbed images' logits from the clean ones' (start beside x, not at it)."""
+    """TRADES: raise the divergence of the perturbed images' logits from the clean ones' (start
+    beside x, not at it)."""
 
     divergence: Divergence = kl_divergence
     joint: bool = False
@@ -169,9 +189,9 @@ class Diverge:
 class Geometry:
     """GAIR (Zhang et al. 2021): weights that fall with the geometry value κ of an example.
 
-    κ is the number of the attack's K steps before which the example was still classified correctly, the weight
-    ``sigmoid(bias + 5 (1 − 2 κ / K))``, scaled to mean one over the batch. Until the share ``begin`` of the training is
-    done all examples count alike. ``bias`` is the method's λ.
+    κ is the number of the attack's K steps before which the example was still classified correctly,
+    the weight ``sigmoid(bias + 5 (1 − 2 κ / K))``, scaled to mean one over the batch. Until the
+    share ``begin`` of the training is done all examples count alike. ``bias`` is the method's λ.
     """
 
     loss: Loss = cross_entropy
@@ -195,7 +215,8 @@ class Geometry:
 
 @dataclass(frozen=True)
 class All:
-    """One perturbation against all false labels at once; with the cross-entropy, RobBoost's adversary."""
+    """One perturbation against all false labels at once; with the cross-entropy,
+    RobBoost's adversary."""
 
     joint: ClassVar[bool] = True
     loss: Loss = margin_cross_entropy
@@ -207,10 +228,11 @@ class All:
 
 @dataclass(frozen=True)
 class Drawn:
-    """``All`` at the cost of two members, however many there are: of the past, each image meets one member.
+    """``All`` at the cost of two members, however many there are: of the past, each
+    image meets one member.
 
-    It counts as often as there are past members, and which one an image meets changes with the shuffled batches. With
-    one past member that is ``All`` itself.
+    It counts as often as there are past members, and which one an image meets changes with the
+    shuffled batches. With one past member that is ``All`` itself.
     """
 
     joint: ClassVar[bool] = True
@@ -224,7 +246,11 @@ def _with_one(who: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     *past, learner = who
     if not past:
         return learner(x)
-    parts = [member(part) for member, part in zip(past, x.tensor_split(len(past)), strict=True) if len(part)]
+    parts = [
+        member(part)
+        for member, part in zip(past, x.tensor_split(len(past)), strict=True)
+        if len(part)
+    ]
     return (learner(x) + len(past) * torch.cat(parts)) / len(who)
 
 
@@ -247,9 +273,10 @@ class Rnd:
 class Max:
     """The worst pair of false label and perturbation.
 
-    For given logits the worst y' is the largest false logit, since MCE(g, y, y') = CE(g, y) + g_{y'} +
-    log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without trying the labels one by one. It
-    is a local ascent like PGD; an ascent for each label, K − 1 times dearer, finds somewhat worse pairs.
+    For given logits the worst y' is the largest false logit, since MCE(g, y, y') = CE(g, y) +
+    g_{y'} + log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without
+    trying the labels one by one. It is a local ascent like PGD; an ascent for each label, K − 1
+    times dearer, finds somewhat worse pairs.
     """
 
     joint: ClassVar[bool] = True

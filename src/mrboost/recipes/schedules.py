@@ -1,4 +1,5 @@
-"""Learning-rate schedules: progress in [0, 1) to a factor of the base rate. No state, so nothing to save."""
+"""Learning-rate schedules: progress in [0, 1) to a factor of the base rate. No
+state, so nothing to save."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Multiply by ``factor`` at each milestone, a fraction of the training (the paper: at 1/2 and 3/4, by 1/10)."""
+    """Multiply by ``factor`` at each milestone, a fraction of the training (the paper: at
+    1/2 and 3/4, by 1/10)."""
 
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
@@ -31,13 +33,16 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Rise linearly to the base rate over the first ``warmup`` of the training, then fall linearly to zero."""
+    """Rise linearly to the base rate over the first ``warmup`` of the training, then
+    fall linearly to zero."""
 
     settled: ClassVar[float] = 2 / 3
     warmup: float = 0.3
 
     def __call__(self, progress: float) -> float:
-        return progress / self.warmup if progress < self.warmup else (1 - progress) / (1 - self.warmup)
+        return (
+            progress / self.warmup if progress < self.warmup else (1 - progress) / (1 - self.warmup)
+        )
 
 
 SCHEDULES: dict[str, Schedule] = {"piecewise": Piecewise(), "one-cycle": OneCycle()}

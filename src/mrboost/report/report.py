@@ -1,7 +1,7 @@
 """One self-contained HTML page on one or several runs: figures to read, not raw numbers to decode.
 
-The page embeds its plots and images; it loads nothing. What it measures itself (the curve over eps) is kept in the
-run's results.json, so that a second page is quick.
+The page embeds its plots and images; it loads nothing. What it measures itself (the curve over eps)
+is kept in the run's results.json, so that a second page is quick.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def write_report(
 ) -> Path:
     """Write the page on these runs to ``out`` and return its path.
 
-    ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the plots are
-    kept there too, as SVG files.
+    ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the
+    plots are kept there too, as SVG files.
     """
     runs = [Run.open(folder) for folder in run_dirs]
     named(attack)  # a mistyped name is found before anything is loaded
@@ -72,9 +72,10 @@ def write_report(
         _results_table(evaluated, runs),
         "<h2>How much attack it withstands, and by what margin</h2>",
         f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
-        f"<p class=note>{len(test):,} test images, best weights, {escape(attack)}. Left: each radius attacks the "
-        "images that survived the smaller ones. Right: the probability of the true class minus the largest other one "
-        "on attacked images; the height at 0 is the share that the attack fools.</p>",
+        f"<p class=note>{len(test):,} test images, best weights, {escape(attack)}. Left: each "
+        "radius attacks the images that survived the smaller ones. Right: the probability of the "
+        "true class minus the largest other one on attacked images; the height at 0 is the share "
+        "that the attack fools.</p>",
         f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
         _class_table(evaluated, dataset),
         "<h2>Training</h2>",
@@ -84,21 +85,33 @@ def write_report(
         *galleries,
         _configuration(labels, runs),
     ]
-    svgs = {} if plots_dir is None else {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+    svgs = (
+        {}
+        if plots_dir is None
+        else {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+    )
     write_texts({Path(out): html_page("\n".join(body)), **svgs})
     return Path(out)
 
 
-def _figures(labels: Sequence[str], runs: Sequence[Run], measured: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+def _figures(
+    labels: Sequence[str], runs: Sequence[Run], measured: Mapping[str, dict[str, Any]]
+) -> dict[str, str]:
     metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
     rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
-    trained, selected = (list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on"))
-    held_out = "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
+    trained, selected = (
+        list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on")
+    )
+    held_out = (
+        "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
+    )
     held_out = held_out if len(selected) == 1 else "held-out (some of them test)"
     curves = {label: found["points"] for label, found in measured.items()}
     figures = {
         "robustness": plots.robustness_curves(curves, trained, runs[0].config["norm"]),
-        "margins": plots.margin_curves({label: found["margins"] for label, found in measured.items()}, trained),
+        "margins": plots.margin_curves(
+            {label: found["margins"] for label, found in measured.items()}, trained
+        ),
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
@@ -109,8 +122,11 @@ def _figures(labels: Sequence[str], runs: Sequence[Run], measured: Mapping[str, 
     return figures
 
 
-def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool) -> dict[str, Any]:
-    """The curve over eps and the margins under attack on these images; kept in results.json for the next page."""
+def _measure(
+    run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool
+) -> dict[str, Any]:
+    """The curve over eps and the margins under attack on these images; kept in
+    results.json for the next page."""
     wanted = {"attack": attack, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
     wanted["images"] = digest(test.x, test.y)
     kept = run.results.get("curve", {})
@@ -120,7 +136,9 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, prog
     if run.config["norm"] == "Linf":
         radii = sorted({min(radius, 1.0) for radius in radii})
     x, y = test.images(), test.y
-    points = robustness_curve(model, x, y, radii, attack=attack, norm=run.config["norm"], progress=progress)
+    points = robustness_curve(
+        model, x, y, radii, attack=attack, norm=run.config["norm"], progress=progress
+    )
     margins = probability_margins(model, x, y, named(attack, run.config["eps"], run.config["norm"]))
     curve = {**wanted, "points": points, "margins": [round(value, 4) for value in margins]}
     with suppress(OSError):  # of a run that one may only read it is measured anew each time
@@ -130,8 +148,9 @@ def _measure(run: Run, model: Ensemble | Mixture, test: Split, attack: str, prog
 
 def _by_the_clock(figure: str) -> str:
     return (
-        f"<div class=row>{embedded(figure)}</div><p class=note>An epoch of a later round attacks more members and so "
-        "takes longer. The minutes are those of the machine that trained, whatever else it did meanwhile.</p>"
+        f"<div class=row>{embedded(figure)}</div><p class=note>An epoch of a later round attacks "
+        "more members and so takes longer. The minutes are those of the machine that trained, "
+        "whatever else it did meanwhile.</p>"
     )
 
 
@@ -140,29 +159,39 @@ def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> s
     shape = "×".join(str(size) for size in dataset.shape)
     return (
         f"<h1>Robustness of {escape(', '.join(labels))}</h1>"
-        f"<p>Trained on <b>{escape(config['data'])}</b> ({len(dataset.train):,} training and {len(dataset.test):,} "
-        f"test images of {shape}, {dataset.num_classes} classes) against {config['norm']} perturbations of "
-        f"eps = {', '.join(radii)}.</p>"
+        f"<p>Trained on <b>{escape(config['data'])}</b> ({len(dataset.train):,} training and "
+        f"{len(dataset.test):,} test images of {shape}, {dataset.num_classes} classes) against "
+        f"{config['norm']} perturbations of eps = {', '.join(radii)}.</p>"
     )
 
 
 def _results_table(evaluated: SideBySide, runs: Sequence[Run]) -> str:
     missing = ""
     if waiting := evaluated.without(runs):
-        commands = "<br>".join(f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting)
-        missing = f"<p class=note>Not evaluated yet. For the table of test accuracies run<br>{commands}</p>"
+        commands = "<br>".join(
+            f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting
+        )
+        missing = (
+            "<p class=note>Not evaluated yet. For the table of test accuracies "
+            f"run<br>{commands}</p>"
+        )
     if not evaluated.rows:
         return missing
     lines = []
     for i, (_, _, found) in enumerate(evaluated.rows):
-        cells = [_cell(found[k], evaluated.is_best(i, k)) if k in found else "–" for k in evaluated.attacks]
+        cells = [
+            _cell(found[k], evaluated.is_best(i, k)) if k in found else "–"
+            for k in evaluated.attacks
+        ]
         lines.append([*map(escape, evaluated.facts(i)), *cells])
     return (
-        f"<h2>Accuracy on test images</h2><div class=scroll>{table(map(escape, evaluated.head()), lines)}</div>"
-        "<p class=note>In per cent, with half the width of the 95 % interval; the best on the same images in the same "
+        "<h2>Accuracy on test images</h2><div "
+        f"class=scroll>{table(map(escape, evaluated.head()), lines)}</div><p class=note>In per "
+        "cent, with half the width of the 95 % interval; the best on the same images in the same "
         "ball is bold, of worst cases only over the same attacks (on members apart). Under an "
-        "attack: the share of images that stay correctly classified. An attack gives an upper bound on robustness: a "
-        "stronger one may find more. Worst case: each image counts as its worst outcome over the attacks.</p>"
+        "attack: the share of images that stay correctly classified. An attack gives an upper "
+        "bound on robustness: a stronger one may find more. Worst case: each image counts as its "
+        "worst outcome over the attacks.</p>"
         + "".join(f"<p class=note>{escape(line)}.</p>" for line in evaluated.failures())
         + missing
         + _differences(evaluated)
@@ -193,14 +222,21 @@ def _class_table(evaluated: SideBySide, dataset: Dataset) -> str:
         return ""
     lines = []
     for i, (_, _, found) in enumerate(evaluated.rows):
-        hardest = min((o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"])
+        hardest = min(
+            (o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"]
+        )
         for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
-            ends = outcome.get("class_intervals") or [None] * len(outcome["per_class"])  # older ones had none
+            # Older ones had none
+            ends = outcome.get("class_intervals") or [None] * len(outcome["per_class"])
             cells = [
-                "–" if v is None else f"{100 * v:.0f}{f' <small>{half_width(end)}</small>' if end else ''}"
+                "–"
+                if v is None
+                else f"{100 * v:.0f}{f' <small>{half_width(end)}</small>' if end else ''}"
                 for v, end in zip(outcome["per_class"], ends, strict=True)
             ]
-            lines.append([escape(f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"), *cells])
+            lines.append(
+                [escape(f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"), *cells]
+            )
     if not lines:
         return ""
     body = table(["accuracy, %", *map(escape, dataset.classes)], lines)
@@ -214,7 +250,8 @@ def _cell(outcome: dict[str, Any], best: bool) -> str:
 
 
 def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) -> str:
-    """Some test images that fell and some that stood: clean, attacked, and the perturbation, with the answers."""
+    """Some test images that fell and some that stood: clean, attacked, and the
+    perturbation, with the answers."""
     pool = draw(dataset.test, min(GALLERY_POOL, len(dataset.test)))
     device = next(model.parameters()).device
     x, y = pool.images().to(device), pool.y.to(device)
@@ -233,13 +270,16 @@ def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) 
         (f"attacked, {format_eps(eps)}", x_adv, adversarial),
         ("perturbation", noise, None),
     ):
-        cells = [_figure(images[i], dataset, y[i], None if answers is None else answers[i]) for i in chosen]
+        cells = [
+            _figure(images[i], dataset, y[i], None if answers is None else answers[i])
+            for i in chosen
+        ]
         rows.append(f"<tr><th>{title}</th>{''.join(cells)}</tr>")
     return (
-        f"<h3>{escape(label)}</h3><p class=note>Of {int(right.sum())} images classified correctly, the attack fools "
-        f"{len(fell)}: up to {GALLERY // 2} of those first, then some that stand. The perturbation is scaled to be "
-        "seen.</p>"
-        f"<div class=scroll><table class=gallery>{''.join(rows)}</table></div>"
+        f"<h3>{escape(label)}</h3><p class=note>Of {int(right.sum())} images classified correctly, "
+        f"the attack fools {len(fell)}: up to {GALLERY // 2} of those first, then some that stand. "
+        "The perturbation is scaled to be seen.</p><div class=scroll><table "
+        f"class=gallery>{''.join(rows)}</table></div>"
     )
 
 
@@ -248,13 +288,29 @@ def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | No
     if answer is not None:
         k = int(answer.argmax())
         verdict = "right" if k == int(target) else "wrong"
-        caption = f"<figcaption class={verdict}>{escape(dataset.classes[k])} {float(answer[k]):.0%}</figcaption>"
-    return f"<td><figure><img class=pixels src='{png(image)}' alt='test image'>{caption}</figure></td>"
+        caption = (
+            f"<figcaption class={verdict}>{escape(dataset.classes[k])} "
+            f"{float(answer[k]):.0%}</figcaption>"
+        )
+    return (
+        f"<td><figure><img class=pixels src='{png(image)}' alt='test image'>{caption}</figure></td>"
+    )
 
 
 def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     keys = (
-        *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr", "step_size", "seed"),
+        *(
+            "recipe",
+            "model",
+            "rounds",
+            "epochs",
+            "later_epochs",
+            "batch_size",
+            "lr",
+            "later_lr",
+            "step_size",
+            "seed",
+        ),
         *("validation", "select_on", "first", "joined", "eps"),
     )
     parts = ("steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
@@ -263,7 +319,10 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
         inner = {"recipe": "summary", "first": "run"}.get(key)
         values = [(as_said(run.config) if key in parts else run.config).get(key) for run in runs]
         values = [value[inner] if inner and value else value for value in values]
-        values = [", ".join(part["run"] for part in value) if key == "joined" and value else value for value in values]
+        values = [
+            ", ".join(part["run"] for part in value) if key == "joined" and value else value
+            for value in values
+        ]
         if all(value is None for value in values) or (key in parts and not any(values)):
             continue
         rows.append([key, *(escape(str(value)) for value in values)])
@@ -271,6 +330,7 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     versions = runs[0].config["versions"]
     return (
         f"<h2>How it was made</h2>{table(['', *map(escape, labels)], rows, ' class=plain')}"
-        f"<p class=note><code>mrboost report {commands}</code>, mrboost {__version__}; trained with mrboost "
-        f"{escape(str(versions['mrboost']))} and torch {escape(str(versions['torch']))}.</p>"
+        f"<p class=note><code>mrboost report {commands}</code>, mrboost {__version__}; trained "
+        f"with mrboost {escape(str(versions['mrboost']))} and torch "
+        f"{escape(str(versions['torch']))}.</p>"
     )

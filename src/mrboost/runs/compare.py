@@ -1,4 +1,5 @@
-"""The evaluations of several runs side by side, and which of their differences are more than chance."""
+"""The evaluations of several runs side by side, and which of their differences
+are more than chance."""
 
 from __future__ import annotations
 
@@ -9,14 +10,21 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mrboost.evaluation.result import attack_of, format_eps, same_images, signed_difference, worst_case, worst_of
+from mrboost.evaluation.result import (
+    attack_of,
+    format_eps,
+    same_images,
+    signed_difference,
+    worst_case,
+    worst_of,
+)
 
 from .folder import Run
 
 WORST = "worst case"
 DIFFERENCES = (
-    "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how likely so uneven a "
-    "split is by chance."
+    "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
+    "likely so uneven a split is by chance."
 )
 
 
@@ -28,10 +36,12 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Every evaluation of the runs in one table; figures are comparable where ball and images agree."""
+    """Every evaluation of the runs in one table; figures are comparable where
+    ball and images agree."""
 
     attacks: list[str]
-    rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]  # run, evaluation, outcomes by attack
+    # run, evaluation, outcomes by attack
+    rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> SideBySide:
@@ -42,8 +52,11 @@ class SideBySide:
                     continue
                 found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
                 if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
-                    # Attacks on members belong to the set that fits an ensemble, and are not the same for any two.
-                    found[WORST] = worst | {"over": sorted(name for name in found if "member " not in name)}
+                    # Attacks on members belong to the set that fits an ensemble, and are not
+                    # the same for any two.
+                    found[WORST] = worst | {
+                        "over": sorted(name for name in found if "member " not in name)
+                    }
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
         return cls(sorted(attacks, key=lambda name: name == WORST), rows)
@@ -51,20 +64,33 @@ class SideBySide:
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
         there = {label for label, _, _ in self.rows}
-        return [run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there]
+        return [
+            run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there
+        ]
 
     def head(self) -> list[str]:
         return ["run", "members", "weights", "ball", "images", *self.attacks]
 
     def facts(self, row: int) -> list[str]:
         label, evaluation, _ = self.rows[row]
-        ball = "several" if evaluation["eps"] is None else f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
-        return [label, str(evaluation["members"]), evaluation["weights"], ball, f"{evaluation['n']:,}"]
+        ball = (
+            "several"
+            if evaluation["eps"] is None
+            else f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
+        )
+        return [
+            label,
+            str(evaluation["members"]),
+            evaluation["weights"],
+            ball,
+            f"{evaluation['n']:,}",
+        ]
 
     def failures(self) -> list[str]:
         """Attacks that failed, row by row."""
         return [
-            f"{', '.join(self.facts(i))} images: {', '.join(evaluation['failed'])} failed, so there is no worst case"
+            f"{', '.join(self.facts(i))} images: {', '.join(evaluation['failed'])} failed, so "
+            "there is no worst case"
             for i, (_, evaluation, _) in enumerate(self.rows)
             if evaluation.get("failed")
         ]
@@ -72,26 +98,49 @@ class SideBySide:
     def is_best(self, row: int, attack: str) -> bool:
         _, own, outcomes = self.rows[row]
         keys = ("eps", "norm", "n")
-        like = [row for row in self.rows if all(row[1][key] == own[key] for key in keys) and same_images(row[1], own)]
+        like = [
+            row
+            for row in self.rows
+            if all(row[1][key] == own[key] for key in keys) and same_images(row[1], own)
+        ]
         same = [found for _, _, found in like]
-        rivals = [found[attack]["accuracy"] for found in same if _is_like(found.get(attack), outcomes[attack])]
+        rivals = [
+            found[attack]["accuracy"]
+            for found in same
+            if _is_like(found.get(attack), outcomes[attack])
+        ]
         return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
 
     def differences(self) -> list[list[str]]:
-        """Two runs with all their members on the same images, a line each: who, weights, ball, images, the attacks."""
-        whole = {label: max(e["members"] for name, e, _ in self.rows if name == label) for label, _, _ in self.rows}
-        rows = [i for i, (label, evaluation, _) in enumerate(self.rows) if evaluation["members"] == whole[label]]
+        """Two runs with all their members on the same images, a line each: who, weights, ball,
+        images, the attacks."""
+        whole = {
+            label: max(e["members"] for name, e, _ in self.rows if name == label)
+            for label, _, _ in self.rows
+        }
+        rows = [
+            i
+            for i, (label, evaluation, _) in enumerate(self.rows)
+            if evaluation["members"] == whole[label]
+        ]
         lines: dict[tuple[str, ...], dict[str, str]] = {}
         for i, j in combinations(rows, 2):
             (first, one, theirs), (second, other, ours) = self.rows[i], self.rows[j]
-            if first == second or self.facts(i)[2:] != self.facts(j)[2:] or not same_images(one, other):
+            if (
+                first == second
+                or self.facts(i)[2:] != self.facts(j)[2:]
+                or not same_images(one, other)
+            ):
                 continue
             cells = lines.setdefault((f"{second} − {first}", *self.facts(i)[2:]), {})
             for attack in self.attacks:
                 mine, yours = (found.get(attack, {}) for found in (ours, theirs))
                 if mine.get("correct") and yours.get("correct") and _is_like(mine, yours):
                     cells[attack] = signed_difference(mine["correct"], yours["correct"])
-        return [[*facts, *(cells.get(attack, "–") for attack in self.attacks)] for facts, cells in lines.items()]
+        return [
+            [*facts, *(cells.get(attack, "–") for attack in self.attacks)]
+            for facts, cells in lines.items()
+        ]
 
 
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
@@ -100,7 +149,8 @@ def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 
 
 def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of evaluations of one classifier at growing radii, each attack's accuracy and 95 % interval at each of them.
+    """Of evaluations of one classifier at growing radii, each attack's accuracy and 95 %
+    interval at each of them.
 
     The balls are nested: an image that falls at one radius has fallen at all larger ones.
     """
@@ -109,19 +159,27 @@ def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for evaluation in evaluations:
         figures = {}
         for outcome in evaluation["outcomes"]:
-            points = smaller.setdefault(attack_of(outcome["attack"], evaluation.get("failed", ())), [])
+            points = smaller.setdefault(
+                attack_of(outcome["attack"], evaluation.get("failed", ())), []
+            )
             points.append(outcome["correct"])
             figures[outcome["attack"]] = worst_case(points)
         if len(figures) > 2 and not evaluation.get("failed"):
             figures[WORST] = worst_case([one for points in smaller.values() for one in points])
-        found = {name: {"accuracy": value, "interval": interval} for name, (value, interval) in figures.items()}
+        found = {
+            name: {"accuracy": value, "interval": interval}
+            for name, (value, interval) in figures.items()
+        }
         rows.append({"eps": evaluation["eps"], "attacks": found})
     return rows
 
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A curve in per cent, one line for each radius."""
-    names = sorted(dict.fromkeys(name for row in rows for name in row["attacks"]), key=lambda name: name == WORST)
+    names = sorted(
+        dict.fromkeys(name for row in rows for name in row["attacks"]),
+        key=lambda name: name == WORST,
+    )
 
     def cell(figure: Mapping[str, Any] | None) -> str:
         if figure is None:
@@ -129,7 +187,10 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
         low, high = figure["interval"]
         return f"{100 * figure['accuracy']:.2f} ({100 * low:.1f} – {100 * high:.1f})"
 
-    lines = ([format_eps(row["eps"]), *(cell(row["attacks"].get(name)) for name in names)] for row in rows)
+    lines = (
+        [format_eps(row["eps"]), *(cell(row["attacks"].get(name)) for name in names)]
+        for row in rows
+    )
     return _aligned([["eps", *names], *lines])
 
 
@@ -145,14 +206,22 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
     lines = [table.head()]
     for i, (_, _, found) in enumerate(table.rows):
         cells = [
-            f"{100 * outcome['accuracy']:.2f}{'*' if table.is_best(i, name) else ''} {half_width(outcome['interval'])}"
+            f"{100 * outcome['accuracy']:.2f}{'*' if table.is_best(i, name) else ''} "
+            f"{half_width(outcome['interval'])}"
             if (outcome := found.get(name))
             else "–"
             for name in table.attacks
         ]
         lines.append(table.facts(i) + cells)
-    parts = [_aligned(lines), "in per cent, ± half the width of the 95 % interval"] if table.rows else []
-    parts += [f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}" for run in table.without(runs)]
+    parts = (
+        [_aligned(lines), "in per cent, ± half the width of the 95 % interval"]
+        if table.rows
+        else []
+    )
+    parts += [
+        f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
+        for run in table.without(runs)
+    ]
     parts += table.failures()
     if any("*" in cell for line in lines for cell in line):
         parts.append("* the best of those on the same images in the same ball")
@@ -164,5 +233,6 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )

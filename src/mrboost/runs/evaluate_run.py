@@ -42,13 +42,13 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
         name = f"folder:{Path(data_dir) / Path(name).name}"
     elif name.startswith("folder:") and not (path := Path(name.removeprefix("folder:"))).exists():
         raise InputError(
-            f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: --data-dir names the folder "
-            f"that holds {path.name} now"
+            f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: "
+            f"--data-dir names the folder that holds {path.name} now"
         )
     elif not name.startswith("folder:") and name not in datasets.names():
         raise InputError(
-            f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only its maker has: use "
-            "mrboost.evaluate(mrboost.load(run), x, y)"
+            f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only "
+            "its maker has: use mrboost.evaluate(mrboost.load(run), x, y)"
         )
     return _checked(run, datasets.load(name, place, verify=verify))
 
@@ -56,14 +56,16 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
 def _checked(run: Run, dataset: Dataset) -> Dataset:
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
-            f"the training images of {dataset.name} are not those that the run in {str(run.folder)!r} was trained on: "
-            "check --data-dir, or use mrboost.evaluate for other images"
+            f"the training images of {dataset.name} are not those that the run in "
+            f"{str(run.folder)!r} was trained on: check --data-dir, or use mrboost.evaluate for "
+            "other images"
         )
     return dataset
 
 
 def draw(split: Split, n: int | None) -> Split:
-    """``n`` images, each class of several in proportion to its size, the same ones each time; all without ``n``."""
+    """``n`` images, each class of several in proportion to its size, the same ones each
+    time; all without ``n``."""
     return split if n is None or n == len(split) else split[numbers(split, n)]
 
 
@@ -74,7 +76,9 @@ def numbers(split: Split, n: int) -> Tensor:
     return drawn(split, n, seed=0).nonzero().squeeze(1)
 
 
-def load_model(run: Run, which: str, device: str | torch.device, rounds: int | None = None) -> Ensemble | Mixture:
+def load_model(
+    run: Run, which: str, device: str | torch.device, rounds: int | None = None
+) -> Ensemble | Mixture:
     """The classifier of a run on its device, as it was after so many rounds."""
     place = make_fabric(device, "32-true").device if isinstance(device, str) else device
     return run.classifier(which, rounds).to(place)
@@ -99,24 +103,36 @@ def reweight_run(
     verify: bool = True,
     progress: bool = False,
 ) -> list[float]:
-    """Learn weights for a run's members on its held-out images, attacked, and keep them: ``load`` then uses them."""
+    """Learn weights for a run's members on its held-out images, attacked, and keep them:
+    ``load`` then uses them."""
     run = Run.open(run_dir)
     model = load_model(run, which, device)
     if not isinstance(model, Ensemble) or len(model) < 2:
         kind = "a randomised classifier" if isinstance(model, Mixture) else "one network"
         raise InputError(f"{str(run.folder)!r} holds {kind}: there is nothing to weigh")
     if run.config["select_on"] != "validation" or not run.config["validation"]:
-        kept = "no images that all networks of it held out" if "joined" in run.config else "no images that it held out"
-        raise InputError(f"the run in {str(run.folder)!r} has {kept}, and no others may be learned from")
+        kept = (
+            "no images that all networks of it held out"
+            if "joined" in run.config
+            else "no images that it held out"
+        )
+        raise InputError(
+            f"the run in {str(run.folder)!r} has {kept}, and no others may be learned from"
+        )
     dataset = load_data(run, data_dir, verify=verify)
     _, held_out = validation_split(dataset.train, run.config["validation"])
     place = model.weights.device
-    attack = PGD(run.config["eps"], run.config["norm"], steps=20, step_size=run.config["judge_step"])
+    attack = PGD(
+        run.config["eps"], run.config["norm"], steps=20, step_size=run.config["judge_step"]
+    )
     x, y = held_out.images().to(place), held_out.y.to(place)
-    equal = Ensemble(model.members).to(place).eval()  # not what was learned before, so that the same is learned again
+    # Not what was learned before, so that the same is learned again
+    equal = Ensemble(model.members).to(place).eval()
     learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
     weights: list[float] = learned.weights.tolist()
-    run.save_weights(which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}")
+    run.save_weights(
+        which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
+    )
     return weights
 
 
@@ -143,10 +159,11 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
-    ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that fit the model;
-    ``dataset`` is the run's own, if it is loaded already; ``keep`` is a folder for what is finished, ``place_of`` this
-    request, and ``resume`` goes on with what it holds. Of several processes that torchrun started, each takes its share
-    of the images, and the first writes. If an attack fails, the outcomes of the others are added first.
+    ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that
+    fit the model; ``dataset`` is the run's own, if it is loaded already; ``keep`` is a folder for
+    what is finished, ``place_of`` this request, and ``resume`` goes on with what it holds. Of
+    several processes that torchrun started, each takes its share of the images, and the first
+    writes. If an attack fails, the outcomes of the others are added first.
     """
     run = Run.open(run_dir)
     eps, norm = _ball(run, eps, norm)
@@ -159,11 +176,14 @@ def evaluate_run(
     if world > 1 and examples is not None:
         raise InputError("examples are written by one process: start this command without torchrun")
     model = load_model(run, which, fabric.device, rounds)
-    whole = (load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)).test
+    whole = (
+        load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)
+    ).test
     test = draw(whole, n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
-    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None  # the data's: 1/255 for SVHN, say
+    # The data's: 1/255 for SVHN, say
+    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
     attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm, step_size)
     attacks |= adaptive(model, eps, norm) if fit else {}
     if keep is not None:
@@ -171,21 +191,36 @@ def evaluate_run(
         keep = keep / part if os.access(run.folder, os.W_OK) else None
     all_of_them = len(test) == len(whole)
     facts = {
-        "weights": which, "members": len(model), "of": run.fingerprint(which, len(model)), "whole": all_of_them,
-        "checked": check, "images": digest(test.x, test.y),
+        "weights": which,
+        "members": len(model),
+        "of": run.fingerprint(which, len(model)),
+        "whole": all_of_them,
+        "checked": check,
+        "images": digest(test.x, test.y),
         "points": None if all_of_them else numbers(whole, len(test)).tolist(),
-    }  # fmt: skip
+    }
     measured = measure(
-        model, test[rank::world], None, attacks, eps=eps, norm=norm, batch_size=batch_size,
-        progress=progress and rank == 0, check=check and rank == 0, keep=keep, resume=resume, examples=examples,
-    )  # fmt: skip
+        model,
+        test[rank::world],
+        None,
+        attacks,
+        eps=eps,
+        norm=norm,
+        batch_size=batch_size,
+        progress=progress and rank == 0,
+        check=check and rank == 0,
+        keep=keep,
+        resume=resume,
+        examples=examples,
+    )
     with company(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
     return measured.result(lambda found: found if rank > 0 else _keep(run, facts, found))
 
 
 def place_of(run: Run, *request: object) -> Path:
-    """Where a command keeps what it has finished until it is done: each request has a folder of its own."""
+    """Where a command keeps what it has finished until it is done: each request has
+    a folder of its own."""
     return run.folder / "checkpoint" / "evaluation" / digest(*request)
 
 
@@ -196,27 +231,40 @@ def clear(place: Path) -> None:
 
 
 def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
-    """Add the outcomes to the run's results; what they say against earlier ones is added to the doubts."""
+    """Add the outcomes to the run's results; what they say against earlier ones is
+    added to the doubts."""
     new = {**facts, **result.to_dict()}
     try:
-        run.save_results(lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)})
+        run.save_results(
+            lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)}
+        )
     except OSError as error:  # a run that one may only read can be evaluated all the same
         note(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}")
         return result
-    return replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"])) if facts["checked"] else result
+    return (
+        replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"]))
+        if facts["checked"]
+        else result
+    )
 
 
 def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Merge ``new`` by what was measured: weights, members, ball and images; a repeated attack replaces the older
-    figure, and what was doubted of the model stays until it is checked again. The worst case is over all of them.
+    """Merge ``new`` by what was measured: weights, members, ball and images; a repeated attack
+    replaces the older figure, and what was doubted of the model stays until it is checked again.
+    The worst case is over all of them.
 
     Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
     """
     others = []
     for old in kept:
-        if all(old[key] == new[key] for key in ("weights", "members")) and old.get("of") != new["of"]:
+        if (
+            all(old[key] == new[key] for key in ("weights", "members"))
+            and old.get("of") != new["of"]
+        ):
             continue
-        if all(old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")) and same_images(old, new):
+        if all(
+            old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")
+        ) and same_images(old, new):
             again = {outcome["attack"] for outcome in new["outcomes"]}
             outcomes = [*(o for o in old["outcomes"] if o["attack"] not in again), *new["outcomes"]]
             failed = dict.fromkeys([*old.get("failed", ()), *new["failed"]])
@@ -235,7 +283,9 @@ def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[st
     return [*others, new]
 
 
-def _furthest(outcomes: Sequence[dict[str, Any]], failed: Collection[str]) -> Iterator[dict[str, Any]]:
+def _furthest(
+    outcomes: Sequence[dict[str, Any]], failed: Collection[str]
+) -> Iterator[dict[str, Any]]:
     """Of several outcomes of an attack that failed once, the one that came furthest."""
     attacks = [attack_of(outcome["attack"], failed) for outcome in outcomes]
     stages = [

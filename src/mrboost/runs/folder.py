@@ -5,13 +5,15 @@
     config.json            what was asked for, with every default filled in
     metrics.jsonl          one line per epoch
     checkpoint/            state.safetensors: the last whole epoch, everything needed to go on
-    members/               01.safetensors (the chosen epoch), 01.last.safetensors (the last one), 02… per boosting
+    members/               01.safetensors (the chosen epoch), 01.last.safetensors (the last
+                           one), 02… per boosting
                            round; weights.json, if weights were learned for them
     results.json           evaluations
     report.html
 
-Every file but metrics.jsonl is replaced in one step, results.json by one process at a time (.results.lock). A metrics
-line is written before its epoch's checkpoint, and lines beyond the checkpoint are dropped on resume.
+Every file but metrics.jsonl is replaced in one step, results.json by one process at a time
+(.results.lock). A metrics line is written before its epoch's checkpoint, and lines beyond the
+checkpoint are dropped on resume.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from torch import Tensor, nn
 from mrboost import models
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.files import State, read_facts, read_json, read_tensors, replace_file, write_json, write_tensors
+from mrboost.files import (
+    State,
+    read_facts,
+    read_json,
+    read_tensors,
+    replace_file,
+    write_json,
+    write_tensors,
+)
 from mrboost.seeds import global_stream
 
 from .schema import FORMAT, check_config, check_results
@@ -55,7 +65,9 @@ class Run:
         """Read a run; refuse a folder that is not one."""
         folder = Path(folder)
         if not folder.is_dir():
-            raise InputError(f"there is no run folder {str(folder)!r}: give the --out of a training")
+            raise InputError(
+                f"there is no run folder {str(folder)!r}: give the --out of a training"
+            )
         path = folder / "config.json"
         if not path.is_file():
             raise InputError(f"{str(folder)!r} is not a run folder: it has no config.json")
@@ -69,42 +81,53 @@ class Run:
         folder = Path(folder)
         if (folder / "config.json").exists():
             raise InputError(
-                f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), or choose another folder"
+                f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), "
+                "or choose another folder"
             )
         if folder.exists() and not (folder.is_dir() and _is_new(folder)):
-            raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
+            raise InputError(
+                f"{str(folder)!r} exists and is not a run folder: choose another --out"
+            )
         try:
             for part in ("members", "checkpoint"):
                 (folder / part).mkdir(parents=True, exist_ok=True)
             write_json(folder / "config.json", {"format": FORMAT, **description})
         except OSError as error:
             raise InputError(
-                f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose another --out"
+                f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose "
+                "another --out"
             ) from None
         return cls(folder, {"format": FORMAT, **description})
 
     @classmethod
     def resume(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
-        """Go on with a run of the same configuration, or with more rounds; a folder without a run is started."""
+        """Go on with a run of the same configuration, or with more rounds; a folder
+        without a run is started."""
         if not (Path(folder) / "config.json").exists():
             return cls.create(folder, description)
         run = cls.open(folder)
         more_rounds = description["rounds"] > run.config["rounds"]
-        ignored = {"format", "versions", "data_dir", "train_images"} | ({"rounds"} if more_rounds else set())
-        ignored |= {"first"} - description.keys()  # it is copied already, or found where the run says
+        ignored = {"format", "versions", "data_dir", "train_images"} | (
+            {"rounds"} if more_rounds else set()
+        )
+        # It is copied already, or found where the run says
+        ignored |= {"first"} - description.keys()
         changed = differences(
             {k: v for k, v in run.config.items() if k not in ignored},
             {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
         )
         if changed:
-            first = [change for change in changed if change.startswith(("recipe.name", "data: "))]  # the rest follows
+            # The rest follows
+            first = [change for change in changed if change.startswith(("recipe.name", "data: "))]
             changed = first or changed
             raise InputError(
                 f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
                 "resume it with the same options, or choose another --out"
             )
         if not os.access(run.folder, os.W_OK):
-            raise InputError(f"cannot write the run folder {str(folder)!r}: choose a copy that you may write")
+            raise InputError(
+                f"cannot write the run folder {str(folder)!r}: choose a copy that you may write"
+            )
         for part in ("members", "checkpoint"):  # a copy need not have brought what is empty
             (run.folder / part).mkdir(exist_ok=True)
         if more_rounds:
@@ -114,7 +137,8 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second training out. The system drops the lock when the process ends, however it ends."""
+        """Keep a second training out. The system drops the lock when the process
+        ends, however it ends."""
         import fcntl
 
         with (self.folder / "checkpoint" / "lock").open("w") as file:
@@ -124,7 +148,8 @@ class Run:
                 raise InputError(
                     f"another process is training in {str(self.folder)!r}: wait for it or end it"
                 ) from None
-            for left in (self.folder / "checkpoint").glob(".state.*.tmp"):  # by a training that was killed
+            # By a training that was killed
+            for left in (self.folder / "checkpoint").glob(".state.*.tmp"):
                 left.unlink()
             yield
 
@@ -160,7 +185,8 @@ class Run:
                 break  # the line that a crash cut short is the last one
             if not isinstance(row, dict) or not row.keys() >= _METRICS:
                 raise InputError(
-                    f"{path} holds a line that is no epoch's metrics ({str(row)[:60]}): restore it from a copy"
+                    f"{path} holds a line that is no epoch's metrics ({str(row)[:60]}): "
+                    "restore it from a copy"
                 )
             rows.append(row)
         return rows
@@ -168,12 +194,15 @@ class Run:
     def rewind_metrics(self, round_: int, epoch: int) -> None:
         """Drop the lines after this epoch: the checkpoint does not know of them."""
         rows = [row for row in self.metrics() if (row["round"], row["epoch"]) <= (round_, epoch)]
-        replace_file(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        replace_file(
+            self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+        )
 
     # Members
 
     def save_member(self, round_: int, best: State, last: State, epochs: Mapping[str, int]) -> None:
-        """Keep both ends of a round; the member counts as there once "best" is, which is written second.
+        """Keep both ends of a round; the member counts as there once "best" is,
+        which is written second.
 
         ``epochs`` says after which epoch the weights were "best" and "last".
         """
@@ -181,7 +210,8 @@ class Run:
         write_tensors(self._member(round_, "best"), best, {"epoch": epochs["best"]})
 
     def adopt(self, source: Run, round_: int, of: int) -> None:
-        """A member of another run, as it is in that run's classifier of ``of`` rounds, as the next one of this run."""
+        """A member of another run, as it is in that run's classifier of ``of`` rounds, as the
+        next one of this run."""
         mine = self.rounds_done() + 1
         for row in source.metrics():
             if row["round"] == round_:
@@ -195,20 +225,24 @@ class Run:
     def member_files(self, rounds: int, which: str) -> list[Path]:
         """The weights of the classifier "best" or "last" after so many rounds.
 
-        Its newest member has the weights that are asked for. The members before it have those that later rounds were
-        trained against: ``past`` of the configuration, or without one, where rounds do not depend on each other, the
-        same as the newest.
+        Its newest member has the weights that are asked for. The members before it have those that
+        later rounds were trained against: ``past`` of the configuration, or without one, where
+        rounds do not depend on each other, the same as the newest.
         """
         check_kind(which)
         past = self.config["past"] or which
-        return [*(self._member(round_, past) for round_ in range(1, rounds)), self._member(rounds, which)]
+        return [
+            *(self._member(round_, past) for round_ in range(1, rounds)),
+            self._member(rounds, which),
+        ]
 
     def members(self, rounds: int, which: str) -> list[nn.Module]:
         """The members of the classifier "best" or "last" after so many rounds, frozen."""
         return [self._load(path) for path in self.member_files(rounds, which)]
 
     def classifier(self, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
-        """The classifier after so many rounds, or all of them, with the weights that were learned for its members."""
+        """The classifier after so many rounds, or all of them, with the weights that were
+        learned for its members."""
         done = max(self.rounds_done(), 1)  # of none, the first is said to be missing
         if rounds is not None and not 1 <= rounds <= done:
             raise InputError(f"rounds must be 1 to {done}, the members of this run, got {rounds}")
@@ -228,14 +262,16 @@ class Run:
         return done
 
     def fingerprint(self, which: str = "best", members: int | None = None) -> str:
-        """A short name for a classifier of the run: the files of its first ``members`` and their learned weights."""
+        """A short name for a classifier of the run: the files of its first ``members`` and
+        their learned weights."""
         done = self.rounds_done()
         files = self.member_files(done if members is None else members, which)
         stamps = tuple(path.stat().st_mtime_ns for path in files)
         return _digest(repr(self.load_weights(which, done)), tuple(files), stamps)
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:
-        """Whether an evaluation is of the classifier as it is now; of a run without its weights, each is."""
+        """Whether an evaluation is of the classifier as it is now; of a run without
+        its weights, each is."""
         members, which = evaluation["members"], evaluation["weights"]
         if not all(path.exists() for path in self.member_files(members, which)):
             return True
@@ -250,15 +286,18 @@ class Run:
     def _load(self, path: Path) -> nn.Module:
         if not path.exists():
             raise InputError(
-                f"{str(self.folder)!r} has no finished round {int(path.name[:2])} (members/{path.name} is missing): "
-                f"train it to its end with mrboost train --resume --out {self.folder}"
+                f"{str(self.folder)!r} has no finished round {int(path.name[:2])} "
+                f"(members/{path.name} is missing): train it to its end with mrboost train "
+                f"--resume --out {self.folder}"
             )
         model = self.new_model()
         try:
             model.load_state_dict(read_tensors(path)[0])
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
-            raise InputError(f"{path} does not fit model {self.config['model']!r}: {reason}") from None
+            raise InputError(
+                f"{path} does not fit model {self.config['model']!r}: {reason}"
+            ) from None
         return model.requires_grad_(False).eval()
 
     def _member(self, round_: int, which: str) -> Path:
@@ -266,16 +305,25 @@ class Run:
 
     def save_weights(self, which: str, weights: Sequence[float], how: str) -> None:
         """Keep learned weights of all members that are there now."""
-        write_json(self.folder / "members" / "weights.json", {"of": which, "weights": list(weights), "how": how})
+        write_json(
+            self.folder / "members" / "weights.json",
+            {"of": which, "weights": list(weights), "how": how},
+        )
 
     def load_weights(self, which: str, members: int) -> list[float] | None:
         """The learned weights of so many members, if there are any; equal ones otherwise."""
         path = self.folder / "members" / "weights.json"
         kept = read_json(path) if path.exists() else {}
-        if kept.get("of") != which or not isinstance(weights := kept.get("weights"), list) or len(weights) != members:
+        if (
+            kept.get("of") != which
+            or not isinstance(weights := kept.get("weights"), list)
+            or len(weights) != members
+        ):
             return None
         if not all(isinstance(weight, int | float) for weight in weights):
-            raise InputError(f"{path} does not hold numbers: learn the weights again with mrboost reweight")
+            raise InputError(
+                f"{path} does not hold numbers: learn the weights again with mrboost reweight"
+            )
         return weights
 
     # Results
@@ -288,7 +336,8 @@ class Run:
         return results
 
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-        """Replace the results by what ``change`` makes of them; where several processes do so, one after the other."""
+        """Replace the results by what ``change`` makes of them; where several processes do so,
+        one after the other."""
         import fcntl
 
         with (self.folder / ".results.lock").open("w") as file:
@@ -297,7 +346,8 @@ class Run:
 
 
 class Follower(Run):
-    """The run as processes other than the first have it: they read, and leave the writing to the first."""
+    """The run as processes other than the first have it: they read, and leave the
+    writing to the first."""
 
     leads = False
 
@@ -313,7 +363,9 @@ class Follower(Run):
 
     def rewind_metrics(self, round_: int, epoch: int) -> None: ...
 
-    def save_member(self, round_: int, best: State, last: State, epochs: Mapping[str, int]) -> None: ...
+    def save_member(
+        self, round_: int, best: State, last: State, epochs: Mapping[str, int]
+    ) -> None: ...
 
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None: ...
 
@@ -321,10 +373,10 @@ class Follower(Run):
 def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
-    ``which`` is "best" (the newest member's epoch is chosen on validation images) or "last"; ``rounds`` takes the
-    ensemble as it was after so many of them. Members count alike unless ``mrboost reweight`` learned weights for them.
-    Parameters need no gradient, so it plugs into any attack library as it is. A model of your own must be registered
-    before, as it was for training.
+    ``which`` is "best" (the newest member's epoch is chosen on validation images) or "last";
+    ``rounds`` takes the ensemble as it was after so many of them. Members count alike unless
+    ``mrboost reweight`` learned weights for them. Parameters need no gradient, so it plugs into any
+    attack library as it is. A model of your own must be registered before, as it was for training.
     """
     return Run.open(run_dir).classifier(which, rounds)
 
@@ -340,16 +392,18 @@ def _digest(weights: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> s
 def _epoch(path: Path) -> int:
     epoch = read_facts(path).get("epoch")
     if not isinstance(epoch, int) or epoch < 1:
-        raise InputError(f"{path} does not say after which epoch its weights were kept: restore it from a copy")
+        raise InputError(
+            f"{path} does not say after which epoch its weights were kept: restore it from a copy"
+        )
     return epoch
 
 
 def _is_new(folder: Path) -> bool:
     """Whether a folder is empty but for what a crash before its config.json leaves."""
     parts = ("members", "checkpoint")
-    return all(path.name in parts or path.match(".config.json.*.tmp") for path in folder.iterdir()) and not any(
-        path.is_file() for part in parts for path in (folder / part).glob("*")
-    )
+    return all(
+        path.name in parts or path.match(".config.json.*.tmp") for path in folder.iterdir()
+    ) and not any(path.is_file() for part in parts for path in (folder / part).glob("*"))
 
 
 def check_kind(which: str) -> None:
@@ -359,7 +413,9 @@ def check_kind(which: str) -> None:
 
 def slug(data: str) -> str:
     """A name of data as a part of a folder's name."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data.removeprefix("folder:")).name)
+    return "".join(
+        c if c.isalnum() or c in "-_." else "-" for c in Path(data.removeprefix("folder:")).name
+    )
 
 
 def differences(saved: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,4 +1,5 @@
-"""Networks that were trained apart, perhaps at the same time on several devices, as the members of one ensemble."""
+"""Networks that were trained apart, perhaps at the same time on several devices, as the
+members of one ensemble."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from .folder import Run, load
 
 
 def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
-    """The finished networks of several runs, in this order, in a run folder of their own; each counts alike.
+    """The finished networks of several runs, in this order, in a run folder of their
+    own; each counts alike.
 
-    They must be of one model, trained on the same images for the same ball. What their configurations share is that of
-    the new run, and ``joined`` in it says where its networks come from.
+    They must be of one model, trained on the same images for the same ball. What their
+    configurations share is that of the new run, and ``joined`` in it says where its networks come
+    from.
     """
     sources, out = [Run.open(run) for run in runs], Path(out)
     _check(sources)
@@ -45,12 +48,18 @@ def _check(sources: Sequence[Run]) -> None:
         if source.rounds_done() < 1:
             raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
         if source.config["recipe"].get("combine") == "Mixture":
-            raise InputError(f"{name} is a randomised classifier, which has no mean answer: leave it out")
+            raise InputError(
+                f"{name} is a randomised classifier, which has no mean answer: leave it out"
+            )
         for key in ("input", "model", "eps", "norm", "judge_step"):
             mine, other = source.config[key], first.config[key]
             if mine != other:
-                what = "other images" if key == "input" else f"another {key} ({mine!r}, not {other!r})"
-                raise InputError(f"{name} has {what} than {str(first.folder)!r}: join runs that have the same")
+                what = (
+                    "other images" if key == "input" else f"another {key} ({mine!r}, not {other!r})"
+                )
+                raise InputError(
+                    f"{name} has {what} than {str(first.folder)!r}: join runs that have the same"
+                )
         if (networks := source.fingerprint()) in seen:
             raise InputError(f"{name} holds the same networks as {seen[networks]}: name them once")
         seen[networks] = name
@@ -73,7 +82,11 @@ def _describe(sources: Sequence[Run]) -> dict[str, Any]:
         "past": None,
         "judge_step": configs[0]["judge_step"],
         "joined": [
-            {"run": str(source.folder), "recipe": source.config["recipe"]["name"], "of": source.fingerprint()}
+            {
+                "run": str(source.folder),
+                "recipe": source.config["recipe"]["name"],
+                "of": source.fingerprint(),
+            }
             for source in sources
         ],
     }

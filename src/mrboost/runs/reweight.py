@@ -1,8 +1,9 @@
 """Learned weights for the members of an ensemble, beyond the paper's uniform ones.
 
-Given the members' logits on perturbed images, the margins of the ensemble are linear in its weights w:
-m_i(y') = Σ_j w_j (g_j(x_i)_{y_i} − g_j(x_i)_{y'}). So the weights of the largest minimum margin are a linear programme,
-and those of the least cross-entropy (a soft average of the margins) a convex one, both over the simplex.
+Given the members' logits on perturbed images, the margins of the ensemble are linear in its weights
+w: m_i(y') = Σ_j w_j (g_j(x_i)_{y_i} − g_j(x_i)_{y'}). So the weights of the largest minimum margin
+are a linear programme, and those of the least cross-entropy (a soft average of the margins) a
+convex one, both over the simplex.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def learn_weights(
 ) -> Ensemble:
     """The same members with the weights that serve best on adversarial versions of ``x``.
 
-    Reweighting opens new weak spots, so the images are attacked anew with each set of weights, several times, and
-    all the perturbed images found so far count. ``objective``: "minimum" maximises the least margin (hopeless, and then
-    arbitrary, if one image is lost by all members), "average" minimises the cross-entropy. ``progress`` is shown on
-    standard error.
+    Reweighting opens new weak spots, so the images are attacked anew with each set of weights,
+    several times, and all the perturbed images found so far count. ``objective``: "minimum"
+    maximises the least margin (hopeless, and then arbitrary, if one image is lost by all members),
+    "average" minimises the cross-entropy. ``progress`` is shown on standard error.
     """
     solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
     solver = look_up("objective", objective, solvers)
@@ -51,20 +52,25 @@ def learn_weights(
                 logits.append(torch.stack(answers).double().cpu().numpy())
                 meter(len(images))
             weights = solver(np.concatenate(logits, axis=1), y.cpu().repeat(repeat).numpy())
-            learned = Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
+            learned = (
+                Ensemble(ensemble.members, weights.tolist()).to(x.device).train(ensemble.training)
+            )
             meter.say(
-                f"attack {repeat} of {REPEATS} is done, weights {', '.join(f'{weight:.3f}' for weight in weights)}"
+                f"attack {repeat} of {REPEATS} is done, weights "
+                f"{', '.join(f'{weight:.3f}' for weight in weights)}"
             )
     return learned
 
 
 def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: the game of their margins."""
+    """Weights on the simplex that maximise min_{i, y'} m_i(y') for logits ``(T, N, K)``: the
+    game of their margins."""
     return solve(SAug(y, logits.shape[2]).scores(logits)).learner
 
 
 def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Weights on the simplex that minimise the mean cross-entropy of the weighted logits: convex."""
+    """Weights on the simplex that minimise the mean cross-entropy of the
+    weighted logits: convex."""
     members, rows = len(logits), np.arange(len(y))
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

@@ -1,4 +1,5 @@
-"""What the JSON files of a run folder must hold: a run may come from a stranger, or from a damaged disk."""
+"""What the JSON files of a run folder must hold: a run may come from a stranger, or
+from a damaged disk."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ def _number(value: Any) -> bool:
 
 
 def _whole(low: int, high: int) -> Check:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    return lambda value: (
+        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    )
 
 
 def _image_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(_whole(1, 10_000)(size) for size in value)
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(_whole(1, 10_000)(size) for size in value)
+    )
 
 
 _CONFIG: dict[str, Check] = {
@@ -58,27 +65,38 @@ _TRAINING: dict[str, Check] = {
 _OPTIONAL: dict[str, Check] = {
     "data_dir": _text,
     "train_images": _whole(1, 10**12),
-    "joined": lambda value: isinstance(value, list) and all(isinstance(p, dict) and _text(p.get("run")) for p in value),
+    "joined": lambda value: (
+        isinstance(value, list) and all(isinstance(p, dict) and _text(p.get("run")) for p in value)
+    ),
 }
 _EVALUATION: dict[str, Check] = {
-    "weights": _text, "members": _whole(1, 100_000), "n": _whole(1, 10**12), "outcomes": lambda v: isinstance(v, list),
-}  # fmt: skip
+    "weights": _text,
+    "members": _whole(1, 100_000),
+    "n": _whole(1, 10**12),
+    "outcomes": lambda v: isinstance(v, list),
+}
 _OUTCOME: dict[str, Check] = {
-    "attack": _text, "accuracy": _number, "interval": lambda v: isinstance(v, list) and len(v) == 2,
+    "attack": _text,
+    "accuracy": _number,
+    "interval": lambda v: isinstance(v, list) and len(v) == 2,
     "per_class": lambda v: isinstance(v, list),
-}  # fmt: skip
+}
 
 
 def check_config(config: dict[str, Any], path: Path) -> None:
     if config.get("format") == 1:
         raise InputError(
-            f"{path} was written by mrboost 0.1, whose past members and held-out images were others: train it anew, or "
-            "evaluate it with that version"
+            f"{path} was written by mrboost 0.1, whose past members and held-out images were "
+            "others: train it anew, or evaluate it with that version"
         )
     if config.get("format", FORMAT) != FORMAT:
-        raise InputError(f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: upgrade it")
+        raise InputError(
+            f"{path} has format {config['format']!r}, this mrboost reads format {FORMAT}: "
+            "upgrade it"
+        )
     where = f"{path} is not a run's configuration"
-    needed = _CONFIG if "joined" in config else _CONFIG | _TRAINING  # networks trained apart may differ in the latter
+    # Networks trained apart may differ in the latter
+    needed = _CONFIG if "joined" in config else _CONFIG | _TRAINING
     optional = {name: check for name, check in (_TRAINING | _OPTIONAL).items() if name in config}
     _check(config, needed | optional, where)
     if "first" in config:
@@ -99,7 +117,11 @@ def check_results(results: dict[str, Any], path: Path) -> None:
         for doubt in evaluation.get("doubts", []):
             _check(doubt, {"check": _text, "message": _text}, where)
     for row in results.get("rounds", []):
-        _check(row, {"round": _whole(1, 100_000), "clean.accuracy": _number, "pgd-20.accuracy": _number}, where)
+        _check(
+            row,
+            {"round": _whole(1, 100_000), "clean.accuracy": _number, "pgd-20.accuracy": _number},
+            where,
+        )
     hardware = results.get("hardware", [])
     if not isinstance(hardware, list) or not all(map(_text, hardware)):
         raise InputError(f"{where}: hardware is not a list of names: move it away")

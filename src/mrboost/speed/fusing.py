@@ -1,4 +1,5 @@
-"""Passes over a traced network that leave its answers as they are and give the device less to do."""
+"""Passes over a traced network that leave its answers as they are and give
+the device less to do."""
 
 from __future__ import annotations
 
@@ -50,7 +51,12 @@ def fuse_relu(model: fx.GraphModule) -> None:
         if not _is_relu(node, modules):
             continue
         inner = node.args[0]
-        added = isinstance(inner, fx.Node) and inner.target in _ADDS and len(inner.users) == 1 and len(inner.args) == 2
+        added = (
+            isinstance(inner, fx.Node)
+            and inner.target in _ADDS
+            and len(inner.users) == 1
+            and len(inner.args) == 2
+        )
         for conv, other in (inner.args, inner.args[::-1]) if added else ((inner, None),):
             layer = _layer(conv, modules, uses)
             if not _plain(layer):
@@ -61,7 +67,9 @@ def fuse_relu(model: fx.GraphModule) -> None:
                 model.set_submodule(str(other.target), _BareConv(beside))
             model.set_submodule(conv.target, _ConvRelu(layer, elsewhere))
             with model.graph.inserting_before(node):
-                fused = model.graph.call_module(conv.target, (conv.args[0], *([other] if added else [])))
+                fused = model.graph.call_module(
+                    conv.target, (conv.args[0], *([other] if added else []))
+                )
             node.replace_all_uses_with(fused)
             for old in (node, inner, conv) if added else (node, conv):
                 model.graph.erase_node(old)
@@ -69,7 +77,8 @@ def fuse_relu(model: fx.GraphModule) -> None:
 
 
 def fuse_sums(model: fx.GraphModule) -> None:
-    """Where two layers take what a fused convolution gives, its ReLU and the sum of their gradients are one kernel."""
+    """Where two layers take what a fused convolution gives, its ReLU and the sum of their
+    gradients are one kernel."""
     modules = dict(model.named_modules())
     for node in list(model.graph.nodes):
         layer = modules.get(str(node.target))
@@ -78,11 +87,14 @@ def fuse_sums(model: fx.GraphModule) -> None:
         layer.twice = True
         for place, user in reversed(list(enumerate(node.users))):
             with model.graph.inserting_after(node):
-                user.replace_input_with(node, model.graph.call_function(operator.getitem, (node, place)))
+                user.replace_input_with(
+                    node, model.graph.call_function(operator.getitem, (node, place))
+                )
 
 
 def fuse_norm_relu(model: fx.GraphModule) -> None:
-    """``relu(norm(x))``, where BatchNorm has no layer of its own before it, becomes one compiled kernel each way."""
+    """``relu(norm(x))``, where BatchNorm has no layer of its own before it, becomes one
+    compiled kernel each way."""
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
         norm = _layer(node.args[0], modules, uses) if _is_relu(node, modules) else None
@@ -94,11 +106,16 @@ def fuse_norm_relu(model: fx.GraphModule) -> None:
 
 
 def pool_before_relu(model: fx.GraphModule) -> None:
-    """``maxpool(relu(x))`` becomes ``relu(maxpool(x))``: the same, gradients included, with less to do."""
+    """``maxpool(relu(x))`` becomes ``relu(maxpool(x))``: the same, gradients
+    included, with less to do."""
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
         pool, relu = modules.get(str(node.target)), next(iter(node.args), None)
-        if not isinstance(pool, nn.MaxPool2d) or pool.return_indices or not isinstance(relu, fx.Node):
+        if (
+            not isinstance(pool, nn.MaxPool2d)
+            or pool.return_indices
+            or not isinstance(relu, fx.Node)
+        ):
             continue
         if _is_relu(relu, modules) and len(relu.users) == 1 and uses[node.target] == 1:
             model.set_submodule(str(node.target), _PoolRelu(pool))
@@ -107,7 +124,8 @@ def pool_before_relu(model: fx.GraphModule) -> None:
 
 
 def thin_inputs(model: fx.GraphModule) -> None:
-    """Convolutions of grey or coloured images get a pass back of their own: oneDNN's is made for 16 channels."""
+    """Convolutions of grey or coloured images get a pass back of their own: oneDNN's is
+    made for 16 channels."""
     for name, layer in list(model.named_modules()):
         if _plain(layer) and layer.in_channels <= 3 and layer.groups == 1:
             model.set_submodule(name, _ThinConv(layer))
@@ -119,7 +137,12 @@ def _uses(model: fx.GraphModule) -> Counter[object]:
 
 def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> nn.Module | None:
     """The module that a node calls, if nothing else sees the node or calls the module."""
-    if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.users) > 1 or uses[node.target] > 1:
+    if (
+        not isinstance(node, fx.Node)
+        or node.op != "call_module"
+        or len(node.users) > 1
+        or uses[node.target] > 1
+    ):
         return None
     return modules[str(node.target)]
 
@@ -166,8 +189,8 @@ class _BareConv(_Conv):
 
 
 class _StridedConv(torch.autograd.Function):
-    """With gradients in the images only. Of the pixels that a kernel of one pixel jumps over nothing is read: cuDNN's
-    own choice for such a layer can take five times as long."""
+    """With gradients in the images only. Of the pixels that a kernel of one pixel jumps over
+    nothing is read: cuDNN's own choice for such a layer can take five times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, how: Any) -> Tensor:
@@ -175,7 +198,10 @@ class _StridedConv(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         stride, padding, dilation, groups = how
         if weight.shape[2:] == (1, 1) and tuple(padding) == (0, 0):
-            x, stride = x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last), (1, 1)
+            x, stride = (
+                x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last),
+                (1, 1),
+            )
         return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
 
     @staticmethod
@@ -192,7 +218,13 @@ class _FusedConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, how: Any, twice: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        other: Tensor | None,
+        how: Any,
+        twice: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if other is None:
             y = torch.cudnn_convolution_relu(x, weight, bias, *how)
@@ -213,13 +245,30 @@ class _FusedConv(torch.autograd.Function):
             through = _sum_where_positive()(*given, y)
         else:
             through = torch.ops.aten.threshold_backward(sum(given[1:], given[0]), y, 0)
-        return _into_images(through, x, weight, ctx.how), None, None, through if ctx.added else None, None, None
+        return (
+            _into_images(through, x, weight, ctx.how),
+            None,
+            None,
+            through if ctx.added else None,
+            None,
+            None,
+        )
 
 
 def _into_images(gradient: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tensor:
     stride, padding, dilation, groups = how
     into, _, _ = torch.ops.aten.convolution_backward(
-        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+        gradient,
+        x,
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        False,
+        [0, 0],
+        groups,
+        [True, False, False],
     )
     return into  # type: ignore[no-any-return]
 
@@ -228,7 +277,10 @@ class _PoolRelu(nn.Module):
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
         how = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-        self.how = (*([value, value] if isinstance(value, int) else [*value] for value in how), pool.ceil_mode)
+        self.how = (
+            *([value, value] if isinstance(value, int) else [*value] for value in how),
+            pool.ceil_mode,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return _FusedPool.apply(x, self.how)  # type: ignore[no-untyped-call, no-any-return]
@@ -251,8 +303,12 @@ class _FusedPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         y, places = ctx.saved_tensors
-        through = torch.ops.aten.threshold_backward(gradient.contiguous(memory_format=torch.channels_last), y, 0)
-        x = torch.empty(ctx.shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last)
+        through = torch.ops.aten.threshold_backward(
+            gradient.contiguous(memory_format=torch.channels_last), y, 0
+        )
+        x = torch.empty(
+            ctx.shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last
+        )
         return torch.ops.aten.max_pool2d_with_indices_backward(through, x, *ctx.how, places), None
 
 
@@ -262,7 +318,8 @@ class _ThinConv(_Conv):
 
 
 class _SpreadConv(torch.autograd.Function):
-    """With gradients in the images only: one product for all places of the kernel, each added where it belongs."""
+    """With gradients in the images only: one product for all places of the kernel, each
+    added where it belongs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
@@ -274,17 +331,27 @@ class _SpreadConv(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (weight,), (stride, padding, dilation, _) = ctx.saved_tensors, ctx.how
         count, channels, height, width = ctx.shape
-        kernels, pixels = weight.movedim(0, -1).flatten(0, -2), gradient.movedim(1, -1).flatten(0, -2)
+        kernels, pixels = (
+            weight.movedim(0, -1).flatten(0, -2),
+            gradient.movedim(1, -1).flatten(0, -2),
+        )
         parts = (kernels @ pixels.T).view(*weight.shape[1:], count, *gradient.shape[2:])
         into = gradient.new_zeros(channels, count, height + 2 * padding[0], width + 2 * padding[1])
         for i, j in product(*map(range, weight.shape[2:])):
             rows, columns = (
                 slice(start, start + s * size, s)
-                for start, s, size in zip((i * dilation[0], j * dilation[1]), stride, gradient.shape[2:], strict=True)
+                for start, s, size in zip(
+                    (i * dilation[0], j * dilation[1]), stride, gradient.shape[2:], strict=True
+                )
             )
             into[:, :, rows, columns] += parts[:, i, j]
         top, left = padding
-        return into[:, :, top : top + height, left : left + width].transpose(0, 1).contiguous(), None, None, None
+        return (
+            into[:, :, top : top + height, left : left + width].transpose(0, 1).contiguous(),
+            None,
+            None,
+            None,
+        )
 
 
 class _NormRelu(nn.Module):
@@ -320,7 +387,10 @@ class _FusedNorm(torch.autograd.Function):
 @cache
 def _sum_where_positive() -> Callable[..., Tensor]:
     """``(a + b) * (y > 0)``, made while the program runs, in a tenth of a second."""
-    code = "template <typename T> T sum_where_positive(T a, T b, T y) { return y > T(0) ? a + b : T(0); }"
+    code = (
+        "template <typename T> T sum_where_positive(T a, T b, T y) { return y > T(0) ? a + b : "
+        "T(0); }"
+    )
     return torch.cuda.jiterator._create_jit_fn(code)
 
 

@@ -1,8 +1,9 @@
 """Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
 
-Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of training, and
-``Engine`` for the steps of a search, in a graph that has room for its lanes. What a search finds on a copy
-(``mrboost.speed.copies``) is judged by the model: a copy can cost successes, never invent one.
+Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of
+training, and ``Engine`` for the steps of a search, in a graph that has room for its lanes. What a
+search finds on a copy (``mrboost.speed.copies``) is judged by the model: a copy can cost successes,
+never invent one.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class NotCapturedError(RuntimeError):
 
 
 class Graph:
-    """A call of a function, captured without being run; ``replay`` runs it, on what its tensors hold by then.
+    """A call of a function, captured without being run; ``replay`` runs it, on what its
+    tensors hold by then.
 
-    Random numbers drawn from ``generators`` or from torch's own are new in each replay. A graph given as ``pool`` lends
-    its memory, so the two must not run at the same time.
+    Random numbers drawn from ``generators`` or from torch's own are new in each replay. A graph
+    given as ``pool`` lends its memory, so the two must not run at the same time.
     """
 
     def __init__(
-        self, function: Callable[[], Any], generators: Sequence[torch.Generator] = (), pool: Graph | None = None
+        self,
+        function: Callable[[], Any],
+        generators: Sequence[torch.Generator] = (),
+        pool: Graph | None = None,
     ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         for generator in generators:
@@ -53,7 +58,8 @@ class Graph:
             raise
         except RuntimeError as error:
             torch.cuda.set_stream(stream)
-            for generator, place in zip(drawn, places, strict=True):  # it still waits for the end of the capture
+            # It still waits for the end of the capture
+            for generator, place in zip(drawn, places, strict=True):
                 sound = torch.Generator(generator.device)
                 sound.set_state(place)
                 generator.graphsafe_set_state(sound.graphsafe_get_state())
@@ -67,12 +73,13 @@ class Graph:
 
 
 class Replay:
-    """A function of tensors that, from the third call with the same shapes on, is captured and replayed.
+    """A function of tensors that, from the third call with the same shapes on, is
+    captured and replayed.
 
-    The function may change tensors that outlive it (weights, statistics) in place, and draw from ``generators`` or from
-    torch's own; numbers that Python draws stay what they were when it was captured, and what it returns is overwritten
-    by the next call. If it cannot be captured, for example because it looks at values, it is called as it is from then
-    on, unless ``strict``.
+    The function may change tensors that outlive it (weights, statistics) in place, and draw from
+    ``generators`` or from torch's own; numbers that Python draws stay what they were when it was
+    captured, and what it returns is overwritten by the next call. If it cannot be captured, for
+    example because it looks at values, it is called as it is from then on, unless ``strict``.
     """
 
     def __init__(
@@ -83,13 +90,19 @@ class Replay:
         *,
         strict: bool = False,
     ) -> None:
-        self._function, self._generators, self._say, self._strict = function, generators, say, strict
+        self._function, self._generators, self._say, self._strict = (
+            function,
+            generators,
+            say,
+            strict,
+        )
         self._graphs: dict[Hashable, tuple[Graph, tuple[Tensor, ...]]] = {}
         self._calls: Counter[Hashable] = Counter()
         self._captures = True
 
     def __call__(self, *tensors: Tensor, case: Hashable = None) -> Any:
-        """``case`` tells apart calls of equal shapes for which the function does different things."""
+        """``case`` tells apart calls of equal shapes for which the function
+        does different things."""
         key = (case, *(tensor.shape for tensor in tensors))
         self._calls[key] += 1
         # Caches, autotuning and lazy initialisation happen outside the capture.
@@ -117,7 +130,10 @@ class Replay:
             self._graphs.clear()  # they knew the generators as they were before
             self._say(f"{problem}: it is slower as it is")
         else:
-            self._say(f"captured the step for batches of {len(given[0])} in {time.perf_counter() - began:.1f} s")
+            self._say(
+                f"captured the step for batches of {len(given[0])} in "
+                f"{time.perf_counter() - began:.1f} s"
+            )
 
 
 class Engine:
@@ -127,12 +143,14 @@ class Engine:
         self.model, self._images = model, x
         self._copied = self._captures = False
         self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
-        # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's memory page by page.
+        # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's
+        # memory page by page.
         torch.empty(2**25 - 2**14, dtype=torch.uint8)
         self._graph: tuple[int, Graph, State] | None = None
 
     def advance(self, step: Step, state: State, count: int, search: int, left: int) -> State:
-        """``count`` steps of at most ``left`` that are to come; ``search`` is the number of what they belong to."""
+        """``count`` steps of at most ``left`` that are to come; ``search`` is the number of
+        what they belong to."""
         if not self._copied:
             self._copy(_bucket(len(state["t"])))
         if self._captures:
@@ -157,7 +175,8 @@ class Engine:
             except torch.OutOfMemoryError:  # for gradients of so many, which not all searches need
                 if size == 1:
                     raise
-        self._captures = there and self.model is not given  # a stranger's model may not bear being captured
+        # A stranger's model may not bear being captured
+        self._captures = there and self.model is not given
         self._copied = True
 
     def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
@@ -175,7 +194,8 @@ class Engine:
 
     @staticmethod
     def _fits(lanes: int, size: int, left: int) -> bool:
-        """Whether a graph is large enough, and what it wastes in the steps to come is less than a new one costs."""
+        """Whether a graph is large enough, and what it wastes in the steps to come is less
+        than a new one costs."""
         return lanes <= size and left * (size - _bucket(lanes)) <= _CAPTURE * size
 
     def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
@@ -183,13 +203,19 @@ class Engine:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            step(self.model, held)  # caches, autotuning and lazy initialisation happen outside the capture
+            # caches, autotuning and lazy initialisation happen outside the capture
+            step(self.model, held)
         torch.cuda.current_stream().wait_stream(stream)
 
         def in_place() -> None:
             memory = {value.untyped_storage().data_ptr() for value in held.values()}
-            new = {name: value for name, value in step(self.model, held).items() if value is not held[name]}
-            for name, value in new.items():  # what is read from another entry is read before that is overwritten
+            new = {
+                name: value
+                for name, value in step(self.model, held).items()
+                if value is not held[name]
+            }
+            # What is read from another entry is read before that is overwritten
+            for name, value in new.items():
                 new[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
             for name, value in new.items():
                 held[name].copy_(value)
@@ -206,5 +232,6 @@ def _bucket(lanes: int) -> int:
 def _padded(state: State, size: int) -> State:
     """With copies of the first lane up to ``size``; in memory of their own."""
     return {
-        key: torch.cat([value, value[:1].expand(size - len(value), *value.shape[1:])]) for key, value in state.items()
+        key: torch.cat([value, value[:1].expand(size - len(value), *value.shape[1:])])
+        for key, value in state.items()
     }

@@ -1,4 +1,5 @@
-"""The paper's tables and figures as runnable studies, the paper's numbers beside ours: ``mrboost study NAME``."""
+"""The paper's tables and figures as runnable studies, the paper's numbers beside ours:
+``mrboost study NAME``."""
 
 from .declared import SCALES, STUDIES, Row, Scale, Study, get, get_scale
 from .pages import compose, listing, plan

@@ -1,7 +1,8 @@
-"""The studies and their scales, as data: which recipes, on which data, under which attacks, with which options.
+"""The studies and their scales, as data: which recipes, on which data, under which
+attacks, with which options.
 
-A study of trainings is rows (a recipe each) × data × seeds; its numbers are those of ``paper.toml``'s columns. Two are
-figures without trainings and have a ``draw`` of their own.
+A study of trainings is rows (a recipe each) × data × seeds; its numbers are those of
+``paper.toml``'s columns. Two are figures without trainings and have a ``draw`` of their own.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Row:
 class Study:
     """One table or figure of the paper.
 
-    ``attacks`` are on top of clean accuracy; ``staged`` evaluates the ensemble after each round; ``plot`` is "epochs"
-    for performance curves, "rounds" for accuracy against members; ``seconds`` adds the seconds of an epoch.
+    ``attacks`` are on top of clean accuracy; ``staged`` evaluates the ensemble after each round;
+    ``plot`` is "epochs" for performance curves, "rounds" for accuracy against members; ``seconds``
+    adds the seconds of an epoch.
     """
 
     name: str
@@ -55,8 +57,9 @@ class Study:
 class Scale:
     """How much of the paper's effort is spent.
 
-    ``data`` and ``models`` stand in for the paper's, ``attacks`` for its attacks; ``steps`` shortens the inner ascent.
-    ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them. ``check`` looks for doubts.
+    ``data`` and ``models`` stand in for the paper's, ``attacks`` for its attacks; ``steps``
+    shortens the inner ascent. ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is
+    all of them. ``check`` looks for doubts.
     """
 
     name: str
@@ -75,77 +78,140 @@ _CIFAR_SVHN = ("svhn", "cifar10", "cifar100")
 _ENDS = ("best", "last")
 _AT, _AT_MCE = Row("AT", "at"), Row("AT + MCE", "at-mce")
 
-STUDIES: Mapping[str, Study] = {study.name: study for study in (
-    Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
-    Study("mce-resnet18", "Adversarial training with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, weights=_ENDS),
-    Study(
-        "mce-wrn", "Five defences with and without MCE",
-        (
-            _AT, _AT_MCE, Row("TRADES", "trades"), Row("TRADES + MCE", "trades-mce"), Row("MART", "mart"),
-            Row("MART + MCE", "mart-mce"), Row("GAIR", "gair"), Row("GAIR + MCE", "gair-mce"), Row("AWP", "awp"),
-            Row("AWP + MCE", "awp-mce"),
+STUDIES: Mapping[str, Study] = {
+    study.name: study
+    for study in (
+        Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
+        Study(
+            "mce-resnet18",
+            "Adversarial training with and without MCE",
+            (_AT, _AT_MCE),
+            data=_CIFAR_SVHN,
+            weights=_ENDS,
         ),
-        model="wrn-34-10", attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
-    ),
-    Study(
-        "boosting", "Margin boosting, greedy boosting, and larger networks",
-        (
-            Row("Wider model", "wider"),
-            Row("Deeper model", "deeper", model="resnet152"),
-            Row("RobBoost + Whole + RndInit", "robboost"),
-            Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
-            Row("RobBoost + Whole + PerInit", "robboost-perinit"),
-            Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
-            Row("RobBoost + Ind + RndInit", "robboost-ind"),
-            Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
-            Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
-            Row("MRBoost.NN + Ind + PerInit", "mrboost"),
+        Study(
+            "mce-wrn",
+            "Five defences with and without MCE",
+            (
+                _AT,
+                _AT_MCE,
+                Row("TRADES", "trades"),
+                Row("TRADES + MCE", "trades-mce"),
+                Row("MART", "mart"),
+                Row("MART + MCE", "mart-mce"),
+                Row("GAIR", "gair"),
+                Row("GAIR + MCE", "gair-mce"),
+                Row("AWP", "awp"),
+                Row("AWP + MCE", "awp-mce"),
+            ),
+            model="wrn-34-10",
+            attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
         ),
-        staged=True, plot="rounds",
-    ),
-    Study(
-        "samplers", "The samplers, and the loss doubled",
-        (
-            Row("Sampler.All", "at-mce"),  # one round of mrboost: nothing but the learner is attacked
-            Row("Sampler.Rnd", "mrboost-rnd"), Row("Sampler.Max", "mrboost-max"), Row("AT(2)", "at2"), _AT,
+        Study(
+            "boosting",
+            "Margin boosting, greedy boosting, and larger networks",
+            (
+                Row("Wider model", "wider"),
+                Row("Deeper model", "deeper", model="resnet152"),
+                Row("RobBoost + Whole + RndInit", "robboost"),
+                Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
+                Row("RobBoost + Whole + PerInit", "robboost-perinit"),
+                Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
+                Row("RobBoost + Ind + RndInit", "robboost-ind"),
+                Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
+                Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
+                Row("MRBoost.NN + Ind + PerInit", "mrboost"),
+            ),
+            staged=True,
+            plot="rounds",
         ),
-        options={"rounds": 1},
-    ),
-    Study("curves", "Accuracy over the epochs of a training", (_AT, _AT_MCE), weights=_ENDS, plot="epochs"),
-    Study(
-        "overhead", "Seconds of an epoch with and without MCE", (_AT, _AT_MCE), data=_CIFAR_SVHN, attacks=(),
-        seconds=True,
-        # The time of an epoch includes its validation, so that is kept small; the first epoch warms up.
-        options={"epochs": 3, "select_on": "validation", "validation": 128},
-    ),
-    Study(
-        "pinot", "A randomised defence, broken",
-        (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT), model="cnn9", weights=("last",),
-    ),
-    Study("adaptive", "PGD with MCE on a network trained with MCE", (_AT_MCE,), attacks=("pgd-20", "pgd-mce-20")),
-    Study("theory", "Theorem 4's bound and Proposition 3", draw=theory),
-)}  # fmt: skip
+        Study(
+            "samplers",
+            "The samplers, and the loss doubled",
+            (
+                # One round of mrboost: nothing but the learner is attacked
+                Row("Sampler.All", "at-mce"),
+                Row("Sampler.Rnd", "mrboost-rnd"),
+                Row("Sampler.Max", "mrboost-max"),
+                Row("AT(2)", "at2"),
+                _AT,
+            ),
+            options={"rounds": 1},
+        ),
+        Study(
+            "curves",
+            "Accuracy over the epochs of a training",
+            (_AT, _AT_MCE),
+            weights=_ENDS,
+            plot="epochs",
+        ),
+        Study(
+            "overhead",
+            "Seconds of an epoch with and without MCE",
+            (_AT, _AT_MCE),
+            data=_CIFAR_SVHN,
+            attacks=(),
+            seconds=True,
+            # The time of an epoch includes its validation, so that is kept small; the
+            # first epoch warms up.
+            options={"epochs": 3, "select_on": "validation", "validation": 128},
+        ),
+        Study(
+            "pinot",
+            "A randomised defence, broken",
+            (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT),
+            model="cnn9",
+            weights=("last",),
+        ),
+        Study(
+            "adaptive",
+            "PGD with MCE on a network trained with MCE",
+            (_AT_MCE,),
+            attacks=("pgd-20", "pgd-mce-20"),
+        ),
+        Study("theory", "Theorem 4's bound and Proposition 3", draw=theory),
+    )
+}
 
-SCALES: Mapping[str, Scale] = {scale.name: scale for scale in (
-    Scale(
-        "full", "the paper's own configuration",
-        {
-            "epochs": 100, "batch_size": 128, "lr": 0.1, "schedule": "piecewise", "eps": 8 / 255, "select_on": "test",
-            "precision": "32-true", "fast": "off",
-        },
-    ),
-    Scale(
-        "short", "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
-        {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
-        data="cifar10", models={"wrn-34-10": "resnet18"}, strong_n=1000,
-    ),
-    Scale(
-        "smoke", "one epoch on digits, a few test images: seconds, to see that it runs",
-        {"epochs": 1, "rounds": 2, "validation": 32},
-        data="digits", models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), "cnn-digits"),
-        attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"}, n=40, strong_n=40, steps=2, check=False,
-    ),
-)}  # fmt: skip
+SCALES: Mapping[str, Scale] = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "full",
+            "the paper's own configuration",
+            {
+                "epochs": 100,
+                "batch_size": 128,
+                "lr": 0.1,
+                "schedule": "piecewise",
+                "eps": 8 / 255,
+                "select_on": "test",
+                "precision": "32-true",
+                "fast": "off",
+            },
+        ),
+        Scale(
+            "short",
+            "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
+            {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
+            data="cifar10",
+            models={"wrn-34-10": "resnet18"},
+            strong_n=1000,
+        ),
+        Scale(
+            "smoke",
+            "one epoch on digits, a few test images: seconds, to see that it runs",
+            {"epochs": 1, "rounds": 2, "validation": 32},
+            data="digits",
+            models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), "cnn-digits"),
+            attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"},
+            n=40,
+            strong_n=40,
+            steps=2,
+            check=False,
+        ),
+    )
+}
 
 
 def get(name: str) -> Study:

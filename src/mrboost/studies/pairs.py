@@ -1,4 +1,5 @@
-"""Two rows of a study on the same test images: their differences, and whether a test can tell them from chance."""
+"""Two rows of a study on the same test images: their differences, and whether a test can
+tell them from chance."""
 
 from __future__ import annotations
 
@@ -27,24 +28,30 @@ def paired(paper: Report, there: Sequence[Training]) -> list[Table]:
     if not columns:
         return []
     rows = [
-        [f"{more} − {less}", *(found.get(column, "–") for column in columns)] for (more, less), found in cells.items()
+        [f"{more} − {less}", *(found.get(column, "–") for column in columns)]
+        for (more, less), found in cells.items()
     ]
     title = (
-        "Differences on the same test images, in points. In brackets the sign test's p (McNemar's, with one seed): how "
-        "likely so uneven a split of the images on which two rows differ would be by chance. It knows nothing of how "
-        "much another training would differ."
+        "Differences on the same test images, in points. In brackets the sign test's p (McNemar's, "
+        "with one seed): how likely so uneven a split of the images on which two rows differ would "
+        "be by chance. It knows nothing of how much another training would differ."
     )
     return [Table(title, ["", *column_labels(columns)], rows)]
 
 
-def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[str, str], dict[str, str]]:
-    """For each two rows that are compared, a cell for each column that both have; or for the two that are named."""
+def _cells(
+    paper: Report, points: dict[str, dict[str, Points]]
+) -> dict[tuple[str, str], dict[str, str]]:
+    """For each two rows that are compared, a cell for each column that both have; or for
+    the two that are named."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for claim in paper.claims:
         for more, less in zip(claim.more, claim.less, strict=True):
             first, second = points.get(more, {}), points.get(less, {})
             partners = (
-                zip(claim.columns, claim.against, strict=True) if claim.against else zip(first, first, strict=True)
+                zip(claim.columns, claim.against, strict=True)
+                if claim.against
+                else zip(first, first, strict=True)
             )
             for column, partner in partners:
                 if more == less or (less, more) in cells:
@@ -57,10 +64,12 @@ def _cells(paper: Report, points: dict[str, dict[str, Points]]) -> dict[tuple[st
 
 
 def _cell(first: Points, second: Points) -> str:
-    """The difference of each image's mean over the seeds that both have; nothing where there are none."""
+    """The difference of each image's mean over the seeds that both have; nothing
+    where there are none."""
     seeds = [seed for seed in first if len(first[seed]) == len(second.get(seed, ()))]
     ours, theirs = (
-        [fmean(image) for image in zip(*(points[s] for s in seeds), strict=True)] for points in (first, second)
+        [fmean(image) for image in zip(*(points[s] for s in seeds), strict=True)]
+        for points in (first, second)
     )
     return signed_difference(ours, theirs) if ours else ""
 

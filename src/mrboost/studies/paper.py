@@ -16,7 +16,8 @@ Figures = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper: each row of ``more`` has ``factor`` times more than its partner in ``less``, by ``by``.
+    """A sentence of the paper: each row of ``more`` has ``factor`` times more than its partner in
+    ``less``, by ``by``.
 
     ``against`` are the partner's columns, the same ones if it is empty.
     """
@@ -48,7 +49,8 @@ class Report:
     figures: Figures
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
-    """Where the paper contradicts itself or leaves something open; where its authors' release differs from it."""
+    """Where the paper contradicts itself or leaves something open; where its authors'
+    release differs from it."""
 
 
 @functools.cache
@@ -59,10 +61,17 @@ def report(study: str) -> Report:
     columns = tuple(found.get("columns", ()))
     rows: dict[str, list[float]] = found.get("rows", {})
     figures = {
-        row: {column: float(value) for column, value in zip(columns, values, strict=False) if not math.isnan(value)}
+        row: {
+            column: float(value)
+            for column, value in zip(columns, values, strict=False)
+            if not math.isnan(value)
+        }
         for row, values in rows.items()
     }
-    claims = tuple(Claim(**{key: _frozen(value) for key, value in claim.items()}) for claim in found.get("claims", ()))
+    claims = tuple(
+        Claim(**{key: _frozen(value) for key, value in claim.items()})
+        for claim in found.get("claims", ())
+    )
     release = [fact["says"] for fact in paper["release"] if study in fact["studies"]]
     return Report(found["place"], columns, figures, claims, (*found["notes"], *release))
 

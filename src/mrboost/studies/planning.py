@@ -1,7 +1,8 @@
 """Which trainings a study consists of, what is left of them to do, and what they have given.
 
-Every training is an ordinary run folder under ``OUT/runs``; studies that need the same training share it. What is
-finished is read from the folders alone, so they can be made on several machines and gathered.
+Every training is an ordinary run folder under ``OUT/runs``; studies that need the same training
+share it. What is finished is read from the folders alone, so they can be made on several machines
+and gathered.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Stage = tuple[str, int, int | None, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Request:
-    """A study as it was asked for: ``options`` override the scale's, ``n`` its number of test images; ``also`` are more
-    attacks on the finished classifiers."""
+    """A study as it was asked for: ``options`` override the scale's, ``n`` its number of test
+    images; ``also`` are more attacks on the finished classifiers."""
 
     study: Study
     scale: Scale
@@ -51,17 +52,25 @@ class Request:
         if self.n is not None and self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
         if len(set(self.seeds)) < len(self.seeds):
-            raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread")
+            raise InputError(
+                f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread"
+            )
         given = [*self.options, *self.also, *self.data, *(["n"] if self.n is not None else [])]
         if not self.study.rows and (given := given + ["seeds"] * (self.seeds != (0,))):
             raise InputError(f"{self.study.name} has no trainings: leave {', '.join(given)} out")
         if "rounds" in self.options and not self.study.staged:
-            raise InputError(f"the rounds of {self.study.name} are part of what it studies: leave --rounds out")
+            raise InputError(
+                f"the rounds of {self.study.name} are part of what it studies: leave --rounds out"
+            )
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack is to see; None is all."""
         if attack == STRONG:  # dear: never more than the scale's
-            return min(found) if (found := [n for n in (self.n, self.scale.strong_n) if n is not None]) else None
+            return (
+                min(found)
+                if (found := [n for n in (self.n, self.scale.strong_n) if n is not None])
+                else None
+            )
         return self.scale.n if self.n is None else self.n
 
     def trainings(self) -> list[Training]:
@@ -70,7 +79,8 @@ class Request:
         paper_data = {name: name if name in self.study.data else "cifar10" for name in names}
         if len(set(paper_data.values())) < len(names):
             raise InputError(
-                f"several of --data {' '.join(names)} would stand for the same data of the paper: give one"
+                f"several of --data {' '.join(names)} would stand for the same data of the "
+                "paper: give one"
             )
         found = [
             self._training(row, name, paper_data[name], seed)
@@ -80,7 +90,10 @@ class Request:
         ]
         later = [name for name in self.options if name.startswith("later_")]
         if later and all(training.options["rounds"] == 1 for training in found):
-            raise InputError(f"{later[0]} is of the rounds after the first, and those here have one: leave it out")
+            raise InputError(
+                f"{later[0]} is of the rounds after the first, and those here have one: leave "
+                "it out"
+            )
         return found
 
     def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
@@ -88,23 +101,38 @@ class Request:
         steps = self.options.get("steps")
         recipe = replace(recipe, steps=(scale.steps or recipe.steps) if steps is None else steps)
         model = row.model or study.model
-        options = {"model": scale.models.get(model, model), **scale.options, **study.options, **self.options}
-        boosted = study.staged and recipe.rounds > 1  # what is not boosted has the rounds of its recipe or its study
-        rounds = options["rounds"] if boosted and "rounds" in options else study.options.get("rounds", recipe.rounds)
+        options = {
+            "model": scale.models.get(model, model),
+            **scale.options,
+            **study.options,
+            **self.options,
+        }
+        # What is not boosted has the rounds of its recipe or its study
+        boosted = study.staged and recipe.rounds > 1
+        rounds = (
+            options["rounds"]
+            if boosted and "rounds" in options
+            else study.options.get("rounds", recipe.rounds)
+        )
         if rounds == 1:
             options = {key: value for key, value in options.items() if not key.startswith("later_")}
         if not recipe.coupled:
             options.pop("past", None)
         options |= {"rounds": rounds, "seed": seed}
-        epochs = "-".join(str(options[name]) for name in ("epochs", "later_epochs") if name in options)
+        epochs = "-".join(
+            str(options[name]) for name in ("epochs", "later_epochs") if name in options
+        )
         folder = f"{slug(data)}-{options['model']}-{recipe.name}-{rounds}x{epochs}-seed{seed}"
         attacks = study.attacks if row.attacks is None else row.attacks
-        return Training(self, row.label, recipe, data, paper_data, options, attacks, self.out / "runs" / folder)
+        return Training(
+            self, row.label, recipe, data, paper_data, options, attacks, self.out / "runs" / folder
+        )
 
 
 @dataclass(frozen=True)
 class Training:
-    """One run of a study. Its measures have the names of the paper's columns: data/weights/members/measure."""
+    """One run of a study. Its measures have the names of the paper's columns:
+    data/weights/members/measure."""
 
     request: Request
     label: str
@@ -123,35 +151,58 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        usual = self._usual(run)  # for what nobody asked for, and for what older versions did not write
-        saved = usual | as_said(run.config) | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
-        said = usual | {"clip": None} | as_said({"recipe": describe_parts(self.recipe)}) | dict(self.options)
+        # For what nobody asked for, and for what older versions did not write
+        usual = self._usual(run)
+        saved = (
+            usual
+            | as_said(run.config)
+            | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
+        )
+        said = (
+            usual
+            | {"clip": None}
+            | as_said({"recipe": describe_parts(self.recipe)})
+            | dict(self.options)
+        )
         del said["model"]  # the folder's name has it
         said |= {"recipe": self.recipe.name}
         said["data"] = run.config["data"] if self._is_of_this_data(run) else whole_name(self.data)
         changed = differences({key: saved.get(key) for key in said}, said)
         if changed:
             raise InputError(
-                f"the run in {str(self.folder)!r} has another configuration ({'; '.join(changed)}): give the options "
-                "that it was made with, or choose another --out"
+                f"the run in {str(self.folder)!r} has another configuration "
+                f"({'; '.join(changed)}): give the options that it was made with, or choose "
+                "another --out"
             )
         return run
 
     def _usual(self, run: Run) -> dict[str, Any]:
-        """The options as data and recipe have them; of a folder, older runs do not say how many images it had."""
-        found = usual(self.recipe, defaults(self.data, run.config["input"]["shape"][1]), self.options.get("eps"))
+        """The options as data and recipe have them; of a folder, older runs do not say
+        how many images it had."""
+        found = usual(
+            self.recipe,
+            defaults(self.data, run.config["input"]["shape"][1]),
+            self.options.get("eps"),
+        )
         images = run.config.get("train_images", train_images(self.data))
         return found if images is None else found | {"validation": usual_validation(images)}
 
     def _is_of_this_data(self, run: Run) -> bool:
-        """Folders' paths may differ, between machines say: then the images tell, if they are here."""
+        """Folders' paths may differ, between machines say: then the images
+        tell, if they are here."""
         asked, made = whole_name(self.data), str(run.config["data"])
         elsewhere = asked != made and asked.startswith(FOLDER) and made.startswith(FOLDER)
-        return _fingerprint(asked) in (None, run.config["input"]["fingerprint"]) if elsewhere else asked == made
+        return (
+            _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
+            if elsewhere
+            else asked == made
+        )
 
     def is_trained(self) -> bool:
         run = self.run()
-        return run is not None and (run.rounds_done() >= self.options["rounds"] or _is_without_weights(run))
+        return run is not None and (
+            run.rounds_done() >= self.options["rounds"] or _is_without_weights(run)
+        )
 
     def is_done(self) -> bool:
         return self.is_trained() and not self.pending()
@@ -160,7 +211,9 @@ class Training:
         """The training by itself, but for a first round that it may share."""
         said = {"steps": self.recipe.steps, **self.options}
         options = [
-            f"--{name.replace('_', '-')} {_shown(name, value)}" for name, value in said.items() if name != "flip"
+            f"--{name.replace('_', '-')} {_shown(name, value)}"
+            for name, value in said.items()
+            if name != "flip"
         ]
         options += [f"--{'' if said['flip'] else 'no-'}flip"] if "flip" in said else []
         where = ["--data", shlex.quote(self.data), "--out", shlex.quote(str(self.folder))]
@@ -180,9 +233,16 @@ class Training:
         rounds = self.options["rounds"]
         for which in self.request.study.weights:
             for members in range(1 if self.request.study.staged else rounds, rounds + 1):
-                attacks = dict.fromkeys(self.attacks + (self.request.also if members == rounds else ()))
+                attacks = dict.fromkeys(
+                    self.attacks + (self.request.also if members == rounds else ())
+                )
                 for n in dict.fromkeys(self.request.images(attack) for attack in attacks):
-                    yield which, members, n, tuple(a for a in attacks if self.request.images(a) == n)
+                    yield (
+                        which,
+                        members,
+                        n,
+                        tuple(a for a in attacks if self.request.images(a) == n),
+                    )
 
     def pending(self) -> list[Stage]:
         """The evaluations of a trained run that are not there yet, and can be made."""
@@ -193,7 +253,8 @@ class Training:
         return [
             (which, members, n, attacks)
             for which, members, n, attacks in self.stages()
-            if not {self.kept_as(attack) for attack in attacks} <= outcomes(run, which, members, n).keys()
+            if not {self.kept_as(attack) for attack in attacks}
+            <= outcomes(run, which, members, n).keys()
         ]
 
     def measures(self) -> dict[str, float]:
@@ -213,21 +274,34 @@ class Training:
         found: dict[str, dict[str, Any]] = {}
         for which, members, n, attacks in self.stages():
             known = outcomes(run, which, members, n)
-            for attack in ("clean", *attacks):  # the clean images of the first of them: those are the most
+            # The clean images of the first of them: those are the most
+            for attack in ("clean", *attacks):
                 if (kept := self.kept_as(attack)) in known:
                     found.setdefault(f"{self.paper_data}/{which}/{members}/{attack}", known[kept])
         return found
 
 
 def outcomes(run: Run, which: str, members: int, n: int | None) -> dict[str, dict[str, Any]]:
-    """What is known of these weights and members on so many test images in the run's ball, by attack."""
+    """What is known of these weights and members on so many test images in the
+    run's ball, by attack."""
     found: dict[str, dict[str, Any]] = {}
-    wanted = {"weights": which, "members": members, "eps": run.config["eps"], "norm": run.config["norm"]}
+    wanted = {
+        "weights": which,
+        "members": members,
+        "eps": run.config["eps"],
+        "norm": run.config["norm"],
+    }
     for evaluation in run.results.get("evaluations", []):
         whole = evaluation.get("whole", False)
         enough = whole if n is None else evaluation["n"] == n or (whole and evaluation["n"] < n)
-        if enough and all(evaluation.get(key) == value for key, value in wanted.items()) and run.is_of(evaluation):
-            found |= {outcome["attack"]: outcome | {"whole": whole} for outcome in evaluation["outcomes"]}
+        if (
+            enough
+            and all(evaluation.get(key) == value for key, value in wanted.items())
+            and run.is_of(evaluation)
+        ):
+            found |= {
+                outcome["attack"]: outcome | {"whole": whole} for outcome in evaluation["outcomes"]
+            }
     return found
 
 

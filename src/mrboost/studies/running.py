@@ -32,14 +32,17 @@ from .twins import find_first_round
 def choose(
     trainings: Sequence[Training], only: Sequence[str] = (), part: tuple[int, int] | None = None
 ) -> list[Training]:
-    """Those of the rows ``only``, by label or recipe, and of these every n-th from the i-th for part (i, n)."""
+    """Those of the rows ``only``, by label or recipe, and of these every n-th from the
+    i-th for part (i, n)."""
     if only:
         if not trainings:
             raise InputError("this study has no trainings: leave --only out")
         names = {name.lower(): t.label for t in trainings for name in (t.recipe.name, t.label)}
         for name in only:
             if name.lower() not in names:
-                raise unknown_name("row", name, {t.label for t in trainings}, hint="or a row's recipe")
+                raise unknown_name(
+                    "row", name, {t.label for t in trainings}, hint="or a row's recipe"
+                )
         labels = {names[name.lower()] for name in only}
         trainings = [t for t in trainings if t.label in labels]
     if part is not None and not trainings:
@@ -57,12 +60,17 @@ def carry_out(
 ) -> None:
     """Train and evaluate what is not done yet."""
     if under_torchrun():
-        raise InputError("a study is split over machines with --part 1/4 and so on, not with torchrun")
+        raise InputError(
+            "a study is split over machines with --part 1/4 and so on, not with torchrun"
+        )
     waiting = [training for training in trainings if not training.is_done()]
     # All of it first: data that is missing should not be found out after a day.
-    loaded = {name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}}
+    loaded = {
+        name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}
+    }
     for training in waiting:
-        resolve(training.recipe, loaded[training.data], **training.options)  # likewise options that a row cannot take
+        # Likewise options that a row cannot take
+        resolve(training.recipe, loaded[training.data], **training.options)
     here = device_name(device)
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
     for number, training in enumerate(trainings, start=1):
@@ -73,9 +81,19 @@ def carry_out(
         dataset = loaded[training.data]
         if not training.is_trained():
             twin = find_first_round(training, dataset)
-            boost(training.recipe, dataset, out=training.folder, resume=True, first=twin, **where, **training.options)
+            boost(
+                training.recipe,
+                dataset,
+                out=training.folder,
+                resume=True,
+                first=twin,
+                **where,
+                **training.options,
+            )
         run = Run.open(training.folder)
-        run.save_results(lambda results: results | {"hardware": sorted({*results.get("hardware", []), here})})
+        run.save_results(
+            lambda results: results | {"hardware": sorted({*results.get("hardware", []), here})}
+        )
         _evaluate(training, run, dataset, where)
 
 
@@ -84,22 +102,33 @@ def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, A
         place = place_of(run, which, members, n, attacks)
         try:
             evaluate_run(
-                run.folder, partial(attacks_of, training, run, attacks), which=which, rounds=members,
-                n=None if n is None else min(n, len(dataset.test)), dataset=dataset, keep=place, resume=True,
-                check=training.request.scale.check and members == training.options["rounds"], **where,
-            )  # fmt: skip
+                run.folder,
+                partial(attacks_of, training, run, attacks),
+                which=which,
+                rounds=members,
+                n=None if n is None else min(n, len(dataset.test)),
+                dataset=dataset,
+                keep=place,
+                resume=True,
+                check=training.request.scale.check and members == training.options["rounds"],
+                **where,
+            )
         except UnfinishedError as error:
             raise InputError(f"{run.folder}: {error}") from error
         clear(place)
 
 
-def attacks_of(training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture) -> dict[str, Attack]:
-    """The attacks by name in the results, PGD with the data's step: in the paper 1/255 on SVHN, 2/255 elsewhere."""
+def attacks_of(
+    training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture
+) -> dict[str, Attack]:
+    """The attacks by name in the results, PGD with the data's step: in the paper 1/255 on
+    SVHN, 2/255 elsewhere."""
     eps, norm, step = run.config["eps"], run.config["norm"], run.config["judge_step"]
     inner = PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step)
     special = attacks_on(model, inner) if isinstance(model, Mixture) else {}
     return {
-        training.kept_as(name): special.get(training.actual(name)) or named(training.actual(name), eps, norm, step)
+        training.kept_as(name): special.get(training.actual(name))
+        or named(training.actual(name), eps, norm, step)
         for name in names
     }
 

@@ -1,4 +1,5 @@
-"""Rows that begin alike: in its first round a boosted row trains one network, as the row of that network alone does."""
+"""Rows that begin alike: in its first round a boosted row trains one network, as the row of
+that network alone does."""
 
 from __future__ import annotations
 
@@ -12,12 +13,33 @@ from mrboost.runs import Run
 
 from .planning import Training
 
-_LATER = {"format", "versions", "data_dir", "train_images", "first", "rounds", "later_epochs", "later_lr", "past"}
-_OF_ROUNDS = {"name", "summary", "formula", "reference", "rounds", "init", "scope", "combine", "model"}
+_LATER = {
+    "format",
+    "versions",
+    "data_dir",
+    "train_images",
+    "first",
+    "rounds",
+    "later_epochs",
+    "later_lr",
+    "past",
+}
+_OF_ROUNDS = {
+    "name",
+    "summary",
+    "formula",
+    "reference",
+    "rounds",
+    "init",
+    "scope",
+    "combine",
+    "model",
+}
 
 
 def find_first_round(training: Training, dataset: Dataset) -> Path | None:
-    """A finished run of the same study folder whose first round is that of a training not begun, or None."""
+    """A finished run of the same study folder whose first round is that of a
+    training not begun, or None."""
     if training.options["rounds"] < 2 or training.folder.exists():
         return None
     wanted = _first_round(describe(resolve(training.recipe, dataset, **training.options), dataset))
@@ -29,8 +51,11 @@ def find_first_round(training: Training, dataset: Dataset) -> Path | None:
 
 
 def _first_round(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the first network of a run; an attack on the ensemble so far is then one on the learner alone."""
+    """What decides the first network of a run; an attack on the ensemble so far is then one
+    on the learner alone."""
     recipe = {key: value for key, value in config["recipe"].items() if key not in _OF_ROUNDS}
-    if recipe["sampler"]["part"] in ("Learner", "All") and recipe["sampler"].get("aggressive", True):
+    if recipe["sampler"]["part"] in ("Learner", "All") and recipe["sampler"].get(
+        "aggressive", True
+    ):
         recipe["sampler"] = {"loss": recipe["sampler"]["loss"]}
     return {key: value for key, value in config.items() if key not in _LATER} | {"recipe": recipe}

@@ -5,4 +5,10 @@ from .certificate import Certificate
 from .classifier import MRBoostClassifier, RobustnessWarning
 from .matching import attainable_accuracy
 
-__all__ = ["Certificate", "MRBoostClassifier", "RobustnessWarning", "attainable_accuracy", "column_eps"]
+__all__ = [
+    "Certificate",
+    "MRBoostClassifier",
+    "RobustnessWarning",
+    "attainable_accuracy",
+    "column_eps",
+]

@@ -1,9 +1,10 @@
 """Cells of a column: what a stump can tell apart, and which of them the adversary reaches.
 
-A stump sends ``x <= t`` to its left. The thresholds of a column cut it into cells ``(t_{c-1}, t_c]``, and the closed
-ball ``[x - eps, x + eps]`` (its ends as float64 rounds them) meets a range of them, so minima and sums over the ball
-are range queries. Of all thresholds only those matter that lie right after an end ``x + eps`` and right before the next
-end ``x' - eps``: moving any other one there takes moves from the adversary and gives it none.
+A stump sends ``x <= t`` to its left. The thresholds of a column cut it into cells ``(t_{c-1},
+t_c]``, and the closed ball ``[x - eps, x + eps]`` (its ends as float64 rounds them) meets a range
+of them, so minima and sums over the ball are range queries. Of all thresholds only those matter
+that lie right after an end ``x + eps`` and right before the next end ``x' - eps``: moving any other
+one there takes moves from the adversary and gives it none.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ Ints = npt.NDArray[np.intp]
 
 
 def useful_thresholds(column: Floats, eps: float, most: int | None = None) -> Floats:
-    """Middles of the gaps ``[x + eps, x' - eps)`` of one column; an even choice of ``most`` where there are more."""
+    """Middles of the gaps ``[x + eps, x' - eps)`` of one column; an even choice of ``most``
+    where there are more."""
     ends, starts = np.unique(column + eps), np.unique(column - eps)
     following = np.searchsorted(starts, ends, side="right")  # the first start beyond each end
     last = np.append(following[1:] != following[:-1], True) & (following < len(starts))
     low, high = ends[last], starts[following[last]]
     middles = low + (high - low) / 2
-    middles = np.where((middles >= low) & (middles < high), middles, low)  # gaps of one unit in the last place
+    # Gaps of one unit in the last place
+    middles = np.where((middles >= low) & (middles < high), middles, low)
     if most is not None and len(middles) > most:
         middles = middles[np.linspace(0, len(middles) - 1, most).round().astype(np.intp)]
     return np.asarray(middles)
@@ -37,7 +40,8 @@ def useful_thresholds(column: Floats, eps: float, most: int | None = None) -> Fl
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of every column, numbered through: column j holds ``offset[j]`` to ``offset[j + 1] - 1``."""
+    """The cells of every column, numbered through: column j holds ``offset[j]`` to
+    ``offset[j + 1] - 1``."""
 
     thresholds: tuple[Floats, ...]
 
@@ -47,7 +51,9 @@ class Cells:
 
     @cached_property
     def offset(self) -> Ints:
-        return np.concatenate([[0], np.cumsum([len(t) + 1 for t in self.thresholds])]).astype(np.intp)
+        return np.concatenate([[0], np.cumsum([len(t) + 1 for t in self.thresholds])]).astype(
+            np.intp
+        )
 
     @property
     def count(self) -> int:
@@ -66,7 +72,8 @@ class Cells:
         return np.stack(found, axis=1) + self.offset[:-1]
 
     def reach(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
-        """The first and the last cell that the ball around each entry meets; eps per column, or per entry."""
+        """The first and the last cell that the ball around each entry meets; eps per
+        column, or per entry."""
         return self.at(X - eps), self.at(X + eps)
 
     def nearest(self, X: Floats, cell: Ints) -> Floats:
@@ -76,38 +83,52 @@ class Cells:
             edges = np.concatenate([[-np.inf], t, [np.inf]])
             c = cell[:, j] - self.offset[j]
             lowest = np.nextafter(edges[c], np.inf)  # cells are open on the left
-            out[:, j] = np.clip(X[:, j], np.where(np.isinf(edges[c]), -np.inf, lowest), edges[c + 1])
+            out[:, j] = np.clip(
+                X[:, j], np.where(np.isinf(edges[c]), -np.inf, lowest), edges[c + 1]
+            )
         return out
 
     def running(self, jumps: Floats) -> Floats:
-        """Values of cells from jumps: row c holds the one from cell c - 1 to c, or what a column starts with."""
+        """Values of cells from jumps: row c holds the one from cell c - 1 to c, or what
+        a column starts with."""
         total = np.cumsum(jumps, axis=0)
         before = np.concatenate([np.zeros((1, *jumps.shape[1:])), total[self.offset[1:-1] - 1]])
         return np.asarray(total - np.repeat(before, np.diff(self.offset), axis=0))
 
     def tails(self, values: Floats) -> Floats:
-        """The transpose of ``running``: for each cell the sum over it and those to its right in the column."""
+        """The transpose of ``running``: for each cell the sum over it and those to its
+        right in the column."""
         total = np.cumsum(values[::-1], axis=0)[::-1]
         beyond = np.concatenate([total[self.offset[1:-1]], np.zeros((1, *values.shape[1:]))])
         return np.asarray(total - np.repeat(beyond, np.diff(self.offset), axis=0))
 
 
 def range_minima(values: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
-    """Minimum of each column of ``values`` over rows ``low..high``, and a row that attains it: a sparse table."""
+    """Minimum of each column of ``values`` over rows ``low..high``, and a row that
+    attains it: a sparse table."""
     length = high - low + 1
     level = np.frexp(length.astype(np.float64))[1] - 1  # floor(log2)
     best = values
     arg = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    out, where = np.empty((len(low), values.shape[1])), np.empty((len(low), values.shape[1]), dtype=np.intp)
+    out, where = (
+        np.empty((len(low), values.shape[1])),
+        np.empty((len(low), values.shape[1]), dtype=np.intp),
+    )
     for k in range(int(level.max(initial=0)) + 1):
         if k:
             half = 2 ** (k - 1)
             smaller = best[half:] < best[:-half]
-            best, arg = np.where(smaller, best[half:], best[:-half]), np.where(smaller, arg[half:], arg[:-half])
+            best, arg = (
+                np.where(smaller, best[half:], best[:-half]),
+                np.where(smaller, arg[half:], arg[:-half]),
+            )
         here = np.flatnonzero(level == k)
         left, right = low[here], high[here] - 2**k + 1
         smaller = best[right] < best[left]
-        out[here], where[here] = np.where(smaller, best[right], best[left]), np.where(smaller, arg[right], arg[left])
+        out[here], where[here] = (
+            np.where(smaller, best[right], best[left]),
+            np.where(smaller, arg[right], arg[left]),
+        )
     return out, where
 
 
@@ -115,8 +136,8 @@ def range_minima(values: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
 class RangeSums:
     """``log sum exp`` over ranges of rows, and its gradient, by sums of positive terms alone.
 
-    Prefix sums of exponentials would be subtracted from each other and cancel; here a range is put together of blocks
-    of 1, 2, 4, … rows, after the binary digits of its length.
+    Prefix sums of exponentials would be subtracted from each other and cancel; here a range is put
+    together of blocks of 1, 2, 4, … rows, after the binary digits of its length.
     """
 
     levels: tuple[Floats, ...]
@@ -143,7 +164,11 @@ class RangeSums:
         blocks, position = [np.zeros_like(level) for level in self.levels], self.low.copy()
         for k, level in enumerate(self.levels):
             here = np.flatnonzero(self.length >> k & 1)
-            np.add.at(blocks[k], position[here], mass[here] * np.exp(level[position[here]] - self.total[here]))
+            np.add.at(
+                blocks[k],
+                position[here],
+                mass[here] * np.exp(level[position[here]] - self.total[here]),
+            )
             position[here] += 2**k
         for k in range(len(blocks) - 1, 0, -1):
             half, level = 2 ** (k - 1), self.levels[k]
@@ -153,7 +178,8 @@ class RangeSums:
 
 
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:
-    """``fraction`` of the range (maximum - minimum) of each column: the eps that min-max scaling would make of it."""
+    """``fraction`` of the range (maximum - minimum) of each column: the eps that min-max
+    scaling would make of it."""
     share = np.asarray(fraction, dtype=np.float64)
     if not (np.isfinite(share).all() and (share >= 0).all()):
         raise InputError(f"fraction is {fraction!r}: use numbers >= 0, 0.05 for 5 % of each range")

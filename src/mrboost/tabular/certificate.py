@@ -28,20 +28,23 @@ class Certificate:
     correct: Bools = field(repr=False)
     """The prediction at the point itself is right."""
     robust: Bools = field(repr=False)
-    """Proved: the true class beats every other one in the whole ball. Trees: decided by search where the bound is not
-    enough, so a point can be robust with a negative margin."""
+    """Proved: the true class beats every other one in the whole ball. Trees: decided by search
+    where the bound is not enough, so a point can be robust with a negative margin."""
     misled: Bools = field(repr=False)
     """Proved: ``predict(witness)`` is wrong."""
     witness: Floats | None = field(repr=False)
     """A point of the ball where the true class loses or ties, nan where none was found."""
     radius: Floats | None = field(repr=False)
-    """The largest eps that the point withstands: of the column with the widest eps, the others in proportion."""
+    """The largest eps that the point withstands: of the column with the widest eps, the
+    others in proportion."""
     value: tuple[float, float] | None = None
-    """Training set only: the interval that holds the value of the game (trees: of the treewise one, on those grown)."""
+    """Training set only: the interval that holds the value of the game (trees: of the treewise
+    one, on those grown)."""
     attainable: float | None = None
     """Training set only: the best robust accuracy that any classifier can have there."""
     searched: bool = True
-    """Whether witnesses were looked for; in the training set's certificate of trees they are not."""
+    """Whether witnesses were looked for; in the training set's certificate
+    of trees they are not."""
 
     @property
     def accuracy(self) -> float:
@@ -53,18 +56,25 @@ class Certificate:
 
     @property
     def undecided(self) -> Bools:
-        """Neither proved robust nor shown to be misled: ties, cycles of votes, searches that were too long."""
+        """Neither proved robust nor shown to be misled: ties, cycles of votes,
+        searches that were too long."""
         return ~(self.robust | self.misled)
 
     def __str__(self) -> str:
-        misled = f"misled by a witness: {self.misled.mean():.2%}" if self.searched else "the others were not searched"
+        misled = (
+            f"misled by a witness: {self.misled.mean():.2%}"
+            if self.searched
+            else "the others were not searched"
+        )
         lines = [
             f"{len(self.margin)} points, margins: {self.kind}",
             f"accuracy         {self.accuracy:7.2%}",
             f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; {misled})",
         ]
         if self.attainable is not None:
-            lines.append(f"attainable       {self.attainable:7.2%}  (by any classifier, on these points)")
+            lines.append(
+                f"attainable       {self.attainable:7.2%}  (by any classifier, on these points)"
+            )
         if self.value is not None:
             lines.append(f"value of the game between {self.value[0]:.4f} and {self.value[1]:.4f}")
         return "\n".join(lines)
@@ -88,7 +98,8 @@ def certify(
 ) -> Certificate:
     """The certificate of a fitted ensemble; ``y`` counts the classes from 0.
 
-    ``limit``: boxes that the search in trees may open for one pair of classes; 0 leaves them to the bound alone.
+    ``limit``: boxes that the search in trees may open for one pair of classes; 0 leaves
+    them to the bound alone.
     """
     correct = predicted(model, X) == y
     found = np.full(X.shape, np.nan)
@@ -100,7 +111,8 @@ def certify(
     elif limit:
         _search_trees(model, X, y, eps, robust, least, found, limit, progress)
     misled = np.asarray(np.isfinite(found).all(axis=1))
-    misled[misled] = predicted(model, found[misled]) != y[misled]  # the witness is put to the model itself
+    # The witness is put to the model itself
+    misled[misled] = predicted(model, found[misled]) != y[misled]
     return Certificate(
         eps=eps,
         margin=least.min(axis=1),
@@ -114,8 +126,11 @@ def certify(
     )
 
 
-def _attack_stumps(model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats) -> None:
-    """Witnesses where the worst cells are; of several false labels one that misleads the prediction, if any."""
+def _attack_stumps(
+    model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats
+) -> None:
+    """Witnesses where the worst cells are; of several false labels one that misleads
+    the prediction, if any."""
     least, cell = model.worst(X[rows], y[rows], eps)
     order = np.argsort(least, axis=1)
     here = np.arange(len(rows))
@@ -149,7 +164,9 @@ def _search_trees(
         for other in np.argsort(least[i]):
             if least[i, other] > model.tolerance:
                 break
-            lost, point = find_nonpositive(leaves, seen[y[i]][:, other], bias[other], X[i], eps, limit)
+            lost, point = find_nonpositive(
+                leaves, seen[y[i]][:, other], bias[other], X[i], eps, limit
+            )
             proved &= lost is False
             if point is not None:
                 found[i] = point
@@ -158,8 +175,11 @@ def _search_trees(
         robust[i] = proved
 
 
-def largest_radius(model: Model, X: Floats, y: Ints, eps: Floats, *, progress: bool = False) -> Floats:
-    """By bisection, from below: the returned radius is one that the point withstands; 0 where it is wrong already."""
+def largest_radius(
+    model: Model, X: Floats, y: Ints, eps: Floats, *, progress: bool = False
+) -> Floats:
+    """By bisection, from below: the returned radius is one that the point withstands; 0 where
+    it is wrong already."""
     shape = eps / eps.max() if eps.max() > 0 else np.ones_like(eps)
     outermost = model.reach(X.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -26,7 +26,9 @@ from .matching import attainable_accuracy
 from .models import Model, Pairs
 
 MATCHED = 3000  # points up to which fit counts conflicts
-SCORES = 81_000  # trees times pairs of classes that the usual number of trees comes to at most: ten classes, 40 a pair
+# Trees times pairs of classes that the usual number of trees comes to at most:
+# ten classes, 40 a pair
+SCORES = 81_000
 
 
 class RobustnessWarning(UserWarning):
@@ -36,25 +38,27 @@ class RobustnessWarning(UserWarning):
 class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Margin boosting on a table, with robustness that is proved.
 
-    Every entry may be off by up to ``eps``, in all columns at once, and the prediction shall stay right.
+    Every entry may be off by up to ``eps``, in all columns at once, and the
+    prediction shall stay right.
 
     Parameters
     ----------
-    eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns' names
-        In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X, 0.05)`` gives 5 % of each range.
-    base : "stump" or "tree"
-        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a search.
+    eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns'
+        names In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X,
+        0.05)`` gives 5 % of each range.
+    base : "stump" or "tree" Stumps are certified exactly; trees can tell more apart, and are
+        certified by a bound and a search.
     max_depth : int
         Of trees.
-    n_rounds : int, optional
-        Trees (100, with "smooth" 40 for each pair of classes if that is more, fewer beyond ten classes), rounds of
-        "hedge" (1000), or iterations of "smooth" on stumps (300).
-    solver : "auto", "smooth", "lp" or "hedge"
-        "smooth" minimises the logistic loss of the worst case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps
-        only). "auto" is "smooth", which generalises best.
-    nu : "auto" or float in [0, 1]
-        For "lp" and "hedge": the fraction of the points whose mean margin counts; 0 is the hard game, whose worst point
-        is all that counts. "auto" chooses by cross-validation inside the training set.
+    n_rounds : int, optional Trees (100, with "smooth" 40 for each pair of classes if that is more,
+        fewer beyond ten classes), rounds of "hedge" (1000), or iterations of "smooth" on stumps
+        (300).
+    solver : "auto", "smooth", "lp" or "hedge" "smooth" minimises the logistic loss of the worst
+        case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps only). "auto" is "smooth",
+        which generalises best.
+    nu : "auto" or float in [0, 1] For "lp" and "hedge": the fraction of the points whose mean
+        margin counts; 0 is the hard game, whose worst point is all that counts. "auto" chooses by
+        cross-validation inside the training set.
     alpha : float
         Shrinkage of "smooth".
     max_thresholds : int
@@ -105,21 +109,25 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         present = np.unique(y[weight > 0])
         if len(present) < 2:
             raise InputError(
-                f"{type(self).__name__} needs two classes or more of positive weight, the data has one class: {present}"
+                f"{type(self).__name__} needs two classes or more of positive weight, the data "
+                f"has one class: {present}"
             )
         options = self._options(len(self.classes_))
         self.eps_ = self._radius(self.eps)
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
         more = FOLDS * (1 + len(NUS)) if options.solver != "smooth" and options.nu is None else 0
         more += STEPS if options.solver == "smooth" and options.base == "tree" else 0
-        with tqdm(total=options.rounds + more, desc="fit", disable=None if self.verbose else True) as bar:
+        with tqdm(
+            total=options.rounds + more, desc="fit", disable=None if self.verbose else True
+        ) as bar:
             fitted = fit_table(table, options, bar.update)
         self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
         self.certificate_ = self._training_certificate(X, codes, fitted)
         return self
 
     def decision_function(self, X: Any) -> Floats:
-        """Two classes: the score of the second one. More: each class's least score against the others."""
+        """Two classes: the score of the second one. More: each class's least
+        score against the others."""
         check_is_fitted(self)
         return self._decision(self.model_, self._table(X))
 
@@ -127,11 +135,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._labels(self.decision_function(X))
 
     def predict_proba(self, X: Any) -> Floats:
-        """The logistic function of the scores. They were fitted to the worst case, so they err on the careful side."""
+        """The logistic function of the scores. They were fitted to the worst case, so they err
+        on the careful side."""
         return _probabilities(self.decision_function(X))
 
     def staged_decision_function(self, X: Any) -> Iterator[Floats]:
-        """After each round of "hedge", each tree, or each column (those that can move a score the most first)."""
+        """After each round of "hedge", each tree, or each column (those that can move a
+        score the most first)."""
         check_is_fitted(self)
         X = self._table(X)
         for model in self._history(self.model_):
@@ -156,33 +166,53 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         eps: float | npt.ArrayLike | None = None,
         sample_weight: npt.ArrayLike | None = None,
     ) -> float:
-        """The share of the points that are proved to be classified correctly in their whole balls."""
+        """The share of the points that are proved to be classified correctly
+        in their whole balls."""
         robust = self._certified(X, y, eps, more=False).robust
-        weight = _check_sample_weight(sample_weight, robust, dtype=np.float64, ensure_non_negative=True)
+        weight = _check_sample_weight(
+            sample_weight, robust, dtype=np.float64, ensure_non_negative=True
+        )
         if not weight.sum() > 0:
             raise InputError("sample_weight is zero for all points: give some of them weight")
         return float(np.average(robust, weights=weight))
 
-    def _certified(self, X: Any, y: Any, eps: float | npt.ArrayLike | None, *, more: bool) -> Certificate:
+    def _certified(
+        self, X: Any, y: Any, eps: float | npt.ArrayLike | None, *, more: bool
+    ) -> Certificate:
         """With ``more``, radii and witnesses too."""
         check_is_fitted(self)
         X, codes = self._labelled(X, y)
         ball = self.eps_ if eps is None else self._radius(eps)
-        return certify(self.model_, X, codes, ball, radius=more, witness=more, progress=bool(self.verbose))
+        return certify(
+            self.model_, X, codes, ball, radius=more, witness=more, progress=bool(self.verbose)
+        )
 
     # Inputs
 
     def _options(self, classes: int) -> Options:
-        for name, known in (("base", ("stump", "tree")), ("solver", ("auto", "smooth", "lp", "hedge"))):
+        for name, known in (
+            ("base", ("stump", "tree")),
+            ("solver", ("auto", "smooth", "lp", "hedge")),
+        ):
             if getattr(self, name) not in known:
                 raise unknown_name(name, str(getattr(self, name)), known)
         if self.base == "tree" and self.solver == "hedge":
-            raise InputError("solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees")
+            raise InputError(
+                "solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees"
+            )
         nu: Any = self.nu
         alpha: Any = self.alpha
-        if not (isinstance(nu, str) and nu == "auto") and not (isinstance(nu, Real) and 0 <= float(nu) <= 1):
-            raise InputError(f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1")
-        for name in ("max_depth", "max_thresholds", *(["n_rounds"] if self.n_rounds is not None else [])):
+        if not (isinstance(nu, str) and nu == "auto") and not (
+            isinstance(nu, Real) and 0 <= float(nu) <= 1
+        ):
+            raise InputError(
+                f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1"
+            )
+        for name in (
+            "max_depth",
+            "max_thresholds",
+            *(["n_rounds"] if self.n_rounds is not None else []),
+        ):
             if not (isinstance(value := getattr(self, name), int | np.integer) and value >= 1):
                 raise InputError(f"{name} is {value!r}: use a whole number of at least 1")
         if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
@@ -204,11 +234,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _radius(self, eps: Any) -> Floats:
-        if isinstance(eps, Mapping) or hasattr(eps, "reindex"):  # by column, as a pandas Series has it too
+        # By column, as a pandas Series has it too
+        if isinstance(eps, Mapping) or hasattr(eps, "reindex"):
             columns = list(getattr(self, "feature_names_in_", []))
             if set(columns) != set(eps.keys()):
                 raise InputError(
-                    f"eps names the columns {list(eps.keys())[:5]}, X has {columns[:5]}: name each of them"
+                    f"eps names the columns {list(eps.keys())[:5]}, X has {columns[:5]}: name "
+                    "each of them"
                 )
             eps = [eps[column] for column in columns]
         try:
@@ -219,18 +251,26 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"eps is {eps!r}: use a number, or one per column") from None
         if found.ndim > 1 or (found.ndim == 1 and len(found) != self.n_features_in_):
             raise InputError(
-                f"eps has shape {found.shape}, X has {self.n_features_in_} features: use one number, or one per column"
+                f"eps has shape {found.shape}, X has {self.n_features_in_} features: use one "
+                "number, or one per column"
             )
         if not (np.isfinite(found).all() and (found >= 0).all()):
-            raise InputError(f"eps is {eps!r}: use finite numbers >= 0 (0: the column cannot be moved)")
+            raise InputError(
+                f"eps is {eps!r}: use finite numbers >= 0 (0: the column cannot be moved)"
+            )
         return np.broadcast_to(found, (self.n_features_in_,)).astype(np.float64)
 
     def _table(self, X: Any, y: Any = "no_validation", reset: bool = False) -> Any:
         kinds: Any = getattr(X, "dtypes", None)
         categorical = (
-            [str(n) for n, kind in kinds.items() if str(kind) == "category"] if hasattr(kinds, "items") else []
+            [str(n) for n, kind in kinds.items() if str(kind) == "category"]
+            if hasattr(kinds, "items")
+            else []
         )
-        remedy = "encode such columns, e.g. by OneHotEncoder, and give them eps=0 if nobody can change them"
+        remedy = (
+            "encode such columns, e.g. by OneHotEncoder, and give them eps=0 if nobody can change "
+            "them"
+        )
         if categorical:
             raise InputError(f"column {categorical[0]!r} is categorical: {remedy}")
         try:
@@ -248,7 +288,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y = self._table(X, y)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise InputError(f"y holds labels that fit has not seen: {unknown[:5]}; known: {self.classes_[:20]}")
+            raise InputError(
+                f"y holds labels that fit has not seen: {unknown[:5]}; known: {self.classes_[:20]}"
+            )
         return X, np.searchsorted(self.classes_, y)
 
     # Outputs
@@ -266,14 +308,23 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = certify(fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0)
         said = []
         if fitted.is_tie:
-            remedy = "use nu='auto' or solver='smooth'" if fitted.nu == 0 else "use a larger nu or solver='smooth'"
-            said.append(f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}")
+            remedy = (
+                "use nu='auto' or solver='smooth'"
+                if fitted.nu == 0
+                else "use a larger nu or solver='smooth'"
+            )
+            said.append(
+                f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}"
+            )
         elif len(np.unique(predicted(fitted.model, X))) == 1:
-            said.append("the fit predicts one class everywhere: use a smaller eps or alpha, or base='tree'")
+            said.append(
+                "the fit predicts one class everywhere: use a smaller eps or alpha, or base='tree'"
+            )
         if attainable is not None and attainable < 0.9:
             said.append(
-                "points of different classes lie within 2 eps of each other, and no classifier can have more than "
-                f"{attainable:.1%} of them right robustly: use a smaller eps if that is too little"
+                "points of different classes lie within 2 eps of each other, and no classifier can "
+                f"have more than {attainable:.1%} of them right robustly: use a smaller eps if "
+                "that is too little"
             )
         if said:
             warnings.warn("; ".join(said), RobustnessWarning, stacklevel=3)

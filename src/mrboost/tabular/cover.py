@@ -1,7 +1,9 @@
-"""What the adversary can do on the training set: for each point and each term, the cells within its reach.
+"""What the adversary can do on the training set: for each point and each term, the
+cells within its reach.
 
-Points that reach the same cells of a term form a group, so minima are taken once per group: a column of c cells has at
-most 2 c groups, whatever the number of points. Solvers see nothing else of the table.
+Points that reach the same cells of a term form a group, so minima are taken once per group: a
+column of c cells has at most 2 c groups, whatever the number of points. Solvers see nothing else of
+the table.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from .models import Tree
 
 @dataclass(frozen=True)
 class Cover:
-    """``group`` (n, terms): the group of each point in each term. Subclasses know the groups' cells."""
+    """``group`` (n, terms): the group of each point in each term. Subclasses
+    know the groups' cells."""
 
     group: Ints
     groups: int
@@ -30,13 +33,16 @@ class Cover:
         """(points, groups): ones where a point belongs to a group."""
         n, terms = self.group.shape
         return sparse.csr_array(
-            (np.ones(n * terms), self.group.ravel(), np.arange(0, n * terms + 1, terms)), shape=(n, self.groups)
+            (np.ones(n * terms), self.group.ravel(), np.arange(0, n * terms + 1, terms)),
+            shape=(n, self.groups),
         )
 
     def part(self, rows: Ints) -> Self:
         """The same for some of the points, with the groups that they belong to."""
         used, group = np.unique(self.group[rows], return_inverse=True)
-        return replace(self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used))
+        return replace(
+            self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used)
+        )
 
     def _chosen(self, groups: Ints) -> dict[str, Any]:
         raise NotImplementedError
@@ -56,7 +62,8 @@ class Cover:
         return np.bincount(cell, (mass / size)[position], self.count).astype(np.float64)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Values of cells from the parameters that the smooth objective shrinks: for trees they are the same."""
+        """Values of cells from the parameters that the smooth objective shrinks: for
+        trees they are the same."""
         return parameters
 
     def fold(self, gradient: Floats) -> Floats:
@@ -75,7 +82,12 @@ class StumpCover(Cover):
         low, high = cells.reach(X, eps)
         keys, group = np.unique(low * cells.count + high, return_inverse=True)
         return StumpCover(
-            group.reshape(low.shape), len(keys), cells.count, cells, keys // cells.count, keys % cells.count
+            group.reshape(low.shape),
+            len(keys),
+            cells.count,
+            cells,
+            keys // cells.count,
+            keys % cells.count,
         )
 
     def _chosen(self, groups: Ints) -> dict[str, Any]:
@@ -88,7 +100,8 @@ class StumpCover(Cover):
         return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Parameters are the jumps at thresholds; a column's leftmost cell is 0, the bias does the rest."""
+        """Parameters are the jumps at thresholds; a column's leftmost cell is 0,
+        the bias does the rest."""
         return self.cells.running(np.where(self.cells.first[:, None], 0.0, parameters))
 
     def fold(self, gradient: Floats) -> Floats:
@@ -116,7 +129,14 @@ class TreeCover(Cover):
             sizes.append(sets.sum(axis=1, dtype=np.intp))
             groups, cells = groups + len(sets), cells + tree.leaves
         size = np.concatenate(sizes)
-        return TreeCover(np.stack(group, axis=1), groups, cells, np.concatenate(flat), np.cumsum(size) - size, size)
+        return TreeCover(
+            np.stack(group, axis=1),
+            groups,
+            cells,
+            np.concatenate(flat),
+            np.cumsum(size) - size,
+            size,
+        )
 
     def _chosen(self, groups: Ints) -> dict[str, Any]:
         return {"start": self.start[groups], "size": self.size[groups]}

@@ -37,7 +37,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Table:
-    """Distinct rows with their joint weights, which sum to one: a row twice is the same as a row of weight 2."""
+    """Distinct rows with their joint weights, which sum to one: a row twice is the same
+    as a row of weight 2."""
 
     X: Floats
     y: Ints
@@ -58,13 +59,20 @@ class Table:
         total = np.bincount(place.ravel(), weight[kept])
         points = max(float(len(rows)), float(total.sum()))
         return Table(
-            np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.intp), total / total.sum(), eps, classes, points
+            np.ascontiguousarray(rows[:, 1:]),
+            rows[:, 0].astype(np.intp),
+            total / total.sum(),
+            eps,
+            classes,
+            points,
         )
 
     def part(self, rows: Ints) -> Table:
         share = self.weight[rows]
         points = max(float(len(rows)), self.points * float(share.sum()))
-        return replace(self, X=self.X[rows], y=self.y[rows], weight=share / share.sum(), points=points)
+        return replace(
+            self, X=self.X[rows], y=self.y[rows], weight=share / share.sum(), points=points
+        )
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,9 @@ def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambd
 
 
 def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
-    """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the adversary of the game
-    on the trees so far (half of the weight; the other half stays, so that trees keep seeing everything)."""
+    """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the
+    adversary of the game on the trees so far (half of the weight; the other half stays, so that
+    trees keep seeing everything)."""
     batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
     pairs, weight = table.pairs, table.weight
@@ -105,30 +114,50 @@ def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], 
         if not len(batch):
             continue
         trees += grow_forest(
-            cells, table.X, table.y, weight, table.eps, table.classes,
-            seed=options.seed, numbers=batch, depth=options.depth, points=table.points, tick=tick,
-        )  # fmt: skip
+            cells,
+            table.X,
+            table.y,
+            weight,
+            table.eps,
+            table.classes,
+            seed=options.seed,
+            numbers=batch,
+            depth=options.depth,
+            points=table.points,
+            tick=tick,
+        )
         cover = TreeCover.of(trees, table.X, table.eps)
         model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
         values, bias, value, played = _solve(table, options, cover, model.offset, tick)
         if played is not None:
             weight = (table.weight + played / played.sum()) / 2
-    return Fitted(replace(model, values=values, bias=bias), value, options.nu, methodcaller("stages"))
+    return Fitted(
+        replace(model, values=values, bias=bias), value, options.nu, methodcaller("stages")
+    )
 
 
 def _solve(
     table: Table, options: Options, cover: Cover, offset: Ints, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
-    """Values and bias by "smooth" or "lp", what is known of the game's value, and the adversary's weights ("lp")."""
+    """Values and bias by "smooth" or "lp", what is known of the game's value, and the
+    adversary's weights ("lp")."""
     pairs = table.pairs
     if options.solver == "smooth":
         iterations = options.rounds if options.base == "stump" else STEPS
         values, bias = smooth.solve(
-            cover, table.y, table.weight, pairs, alpha=options.alpha, iterations=iterations, tick=tick
+            cover,
+            table.y,
+            table.weight,
+            pairs,
+            alpha=options.alpha,
+            iterations=iterations,
+            tick=tick,
         )
         return values, bias, _smooth_value(table, cover, values, bias), None
     assert options.nu is not None
-    votes, constant, mass, played = lp.solve(cover, offset, table.y, table.weight, pairs, options.nu)
+    votes, constant, mass, played = lp.solve(
+        cover, offset, table.y, table.weight, pairs, options.nu
+    )
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
     margins = smooth.robust_margins(smooth.class_views(cover, table.y), pairs, values, bias)
     lower = hedge.soft_minimum(margins, table.weight, options.nu)
@@ -136,10 +165,17 @@ def _solve(
     return values, bias, (lower, max(upper, lower)), played
 
 
-def _fit_stumps(table: Table, options: Options, cover: StumpCover, tick: Callable[[], object]) -> Fitted:
+def _fit_stumps(
+    table: Table, options: Options, cover: StumpCover, tick: Callable[[], object]
+) -> Fitted:
     if options.solver != "hedge":
         values, bias, value, _ = _solve(table, options, cover, cover.cells.offset, tick)
-        return Fitted(StumpModel(cover.cells, values, bias, table.pairs), value, options.nu, methodcaller("stages"))
+        return Fitted(
+            StumpModel(cover.cells, values, bias, table.pairs),
+            value,
+            options.nu,
+            methodcaller("stages"),
+        )
     assert options.nu is not None
     game = hedge.Game(cover, table.y, table.weight, table.pairs, options.nu)
     stumps, value = hedge.play(game, options.rounds, tick=tick)
@@ -161,9 +197,11 @@ def _replay(model: Model, *, stumps: tuple[Stump, ...]) -> Iterable[Model]:
         yield _voting(model.cells, model.pairs, votes, constant)
 
 
-def _smooth_value(table: Table, cover: Cover, values: Floats, bias: Floats) -> tuple[float, float] | None:
-    """The hard game's value: below it the normalised margin (two classes; constants give 0), above it the best response
-    to the adversary of the loss."""
+def _smooth_value(
+    table: Table, cover: Cover, values: Floats, bias: Floats
+) -> tuple[float, float] | None:
+    """The hard game's value: below it the normalised margin (two classes; constants give 0), above
+    it the best response to the adversary of the loss."""
     if not isinstance(cover, StumpCover):
         return None
     views = smooth.class_views(cover, table.y)
@@ -173,20 +211,23 @@ def _smooth_value(table: Table, cover: Cover, values: Floats, bias: Floats) -> t
     if table.classes == 2:
         jumps = np.where(cover.cells.first, 0.0, np.diff(values[:, 0], prepend=0.0))
         rest = bias[0] + values[cover.cells.first, 0].sum() + jumps.sum() / 2
-        votes = np.abs(jumps).sum() / 2 + abs(rest)  # a jump is two stumps' worth of votes, the rest is a constant's
+        # A jump is two stumps' worth of votes, the rest is a constant's
+        votes = np.abs(jumps).sum() / 2 + abs(rest)
         margins = smooth.robust_margins(views, table.pairs, values, bias)
         lower = max(float(margins.min() / votes), 0.0) if votes > 0 else 0.0
     return lower, max(upper, lower)
 
 
 def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
-    """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a tie, do not stand for
-    election: their accuracy can look good and they have learned nothing."""
+    """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a
+    tie, do not stand for election: their accuracy can look good and they have learned nothing."""
     smallest = int(np.unique(table.y, return_counts=True)[1].min())
     if smallest < 2:
         return NUS[1]
     splits = list(
-        StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed).split(table.X, table.y)
+        StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed).split(
+            table.X, table.y
+        )
     )
     best, chosen = -1.0, NUS[-1]
     for nu in (0.0, *NUS):
@@ -199,7 +240,9 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambd
                 score = -1.0
                 break
             out = table.part(held)
-            robust = fitted.model.margins(out.X, out.y, table.eps).min(axis=1) > fitted.model.tolerance
+            robust = (
+                fitted.model.margins(out.X, out.y, table.eps).min(axis=1) > fitted.model.tolerance
+            )
             score += float(out.weight @ robust) / len(splits)
         if score >= best and score >= 0:
             best, chosen = score, nu

@@ -1,13 +1,14 @@
 """Algorithm 1 (MRBoost) on stumps, without sampling.
 
-P_t(i, y', delta) is proportional to exp(eta * (votes so far for y' - votes for y)) at x_i + delta. Votes add up over
-columns and delta ranges over a product of cells, so given (i, y') the columns are independent: the total weight is a
-product of range sums, the share of a cell comes from its own column alone, and the best stump against P_t is found in
-one sweep over the cells. The uniform P_1 counts each combination of cells once.
+P_t(i, y', delta) is proportional to exp(eta * (votes so far for y' - votes for y)) at x_i + delta.
+Votes add up over columns and delta ranges over a product of cells, so given (i, y') the columns are
+independent: the total weight is a product of range sums, the share of a cell comes from its own
+column alone, and the best stump against P_t is found in one sweep over the cells. The uniform P_1
+counts each combination of cells once.
 
-Every round gives an interval for the value of the game: any P bounds it from above by its best response, and any votes
-bound it from below by their exact margin. With ``nu`` the adversary's mass on point i is capped at w_i / nu, by the
-projection that keeps the ratios of what is below the cap.
+Every round gives an interval for the value of the game: any P bounds it from above by its best
+response, and any votes bound it from below by their exact margin. With ``nu`` the adversary's mass
+on point i is capped at w_i / nu, by the projection that keeps the ratios of what is below the cap.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from .smooth import class_views, robust_margins
 
 @dataclass(frozen=True)
 class Stump:
-    """Votes ``left`` up to cell ``cell`` and ``right`` beyond it, in one column; a constant has ``column`` -1."""
+    """Votes ``left`` up to cell ``cell`` and ``right`` beyond it, in one column; a
+    constant has ``column`` -1."""
 
     column: int
     cell: int
@@ -35,8 +37,10 @@ class Stump:
 
 
 def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
-    """The stump with the greatest E[h = y] - E[h = y'], from the adversary's mass (cells, y, y') in each column."""
-    gain = mass.sum(axis=2) - mass.sum(axis=1)  # of voting a in a cell: what has y = a less what has y' = a
+    """The stump with the greatest E[h = y] - E[h = y'], from the adversary's mass (cells,
+    y, y') in each column."""
+    # Of voting a in a cell: what has y = a less what has y' = a
+    gain = mass.sum(axis=2) - mass.sum(axis=1)
     tails = cover.cells.tails(gain)
     whole = tails[cover.cells.first][0]
     best, stump = float(whole.max()), Stump(-1, -1, int(whole.argmax()), int(whole.argmax()))
@@ -49,7 +53,9 @@ def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
         t = int(payoff.argmax())
         if payoff[t] > best:
             best = float(payoff[t])
-            stump = Stump(int(column[t]), int(inner[t]) - 1, int(before[t].argmax()), int(beyond[t].argmax()))
+            stump = Stump(
+                int(column[t]), int(inner[t]) - 1, int(before[t].argmax()), int(beyond[t].argmax())
+            )
     return best, stump
 
 
@@ -63,7 +69,8 @@ def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
 
 
 def capped(log_weight: Floats, cap: Floats) -> Floats:
-    """Probabilities proportional to exp(log_weight) but at most ``cap``: the nearest ones in relative entropy."""
+    """Probabilities proportional to exp(log_weight) but at most ``cap``: the nearest ones
+    in relative entropy."""
     share = np.exp(log_weight - log_weight.max())
     share /= share.sum()
     full = np.zeros(len(share), dtype=bool)
@@ -116,17 +123,24 @@ class Game:
 
     def adversary(self, eta: float) -> tuple[Floats, Floats]:
         """P_t: its mass on (cell, y, y') in each column, and on the points."""
-        classes, log_weight, parts = self.pairs.classes, np.full((len(self.y), self.pairs.classes), -np.inf), []
+        classes, log_weight, parts = (
+            self.pairs.classes,
+            np.full((len(self.y), self.pairs.classes), -np.inf),
+            [],
+        )
         for k, rows, part in self.views:
             others = self.pairs.others(k)
-            sums = RangeSums.of(eta * (self.votes[:, others] - self.votes[:, [k]]), part.low, part.high)
+            sums = RangeSums.of(
+                eta * (self.votes[:, others] - self.votes[:, [k]]), part.low, part.high
+            )
             log_weight[np.ix_(rows, others)] = part.incidence @ sums.total + eta * (
                 self.constant[others] - self.constant[k]
             )
             parts.append(sums)
         by_point = np.logaddexp.reduce(log_weight, axis=1)
         cap = self.weight / self.nu if self.nu > 0 else np.ones(len(self.y))
-        # Points of equal rows are one row with their joint weight: as many as the weight says take part.
+        # Points of equal rows are one row with their joint weight: as many as the
+        # weight says take part.
         point = capped(by_point + np.log(self.weight), cap)
         joint = point[:, None] * np.exp(log_weight - by_point[:, None])
         mass = np.zeros((self.cover.count, classes, classes))
@@ -136,8 +150,11 @@ class Game:
         return mass, point
 
 
-def play(game: Game, rounds: int, tick: Callable[[], object] = lambda: None) -> tuple[list[Stump], tuple[float, float]]:
-    """Algorithm 1 for ``rounds`` rounds: the stumps h_1 … h_T, and the interval that holds the game's value.
+def play(
+    game: Game, rounds: int, tick: Callable[[], object] = lambda: None
+) -> tuple[list[Stump], tuple[float, float]]:
+    """Algorithm 1 for ``rounds`` rounds: the stumps h_1 … h_T, and the interval that
+    holds the game's value.
 
     eta is sqrt(log|S_aug| / T); the theorem asks for at most 1 / (2 sqrt T).
     """

@@ -1,14 +1,16 @@
 """The game solved exactly, as one linear program.
 
-H holds the stumps of all useful thresholds with any two labels (or given trees with any labels at their leaves) and the
-constants. A mixture Q over H is described by its mass: per threshold and class what it votes left and right. The votes
-of a cell are linear in it, and the adversary's best move in a term is a minimum over the cells in reach, one variable
-per group of points. So the exponentially many moves of the adversary become nearly linearly many rows:
+H holds the stumps of all useful thresholds with any two labels (or given trees with any labels at
+their leaves) and the constants. A mixture Q over H is described by its mass: per threshold and
+class what it votes left and right. The votes of a cell are linear in it, and the adversary's best
+move in a term is a minimum over the cells in reach, one variable per group of points. So the
+exponentially many moves of the adversary become nearly linearly many rows:
 
-    maximise rho - sum_i w_i xi_i / nu   with   sum_terms min_cells (votes_y - votes_y') >= rho - xi_i,  xi >= 0.
+    maximise rho - sum_i w_i xi_i / nu   with
+    sum_terms min_cells (votes_y - votes_y') >= rho - xi_i,  xi >= 0.
 
-nu = 0 leaves xi out: the hard game of Algorithm 1. With nu > 0 the adversary may put at most w_i / nu on point i, and
-the value is the mean margin of the worst fraction nu of the points.
+nu = 0 leaves xi out: the hard game of Algorithm 1. With nu > 0 the adversary may put at most w_i /
+nu on point i, and the value is the mean margin of the worst fraction nu of the points.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Rows:
 
 @dataclass
 class Programme:
-    """Variables, and the rows that hold between them; ``total`` is the row of all weights, which sum to one."""
+    """Variables, and the rows that hold between them; ``total`` is the row of all
+    weights, which sum to one."""
 
     width: int = 0
     equal: Rows = field(default_factory=Rows)
@@ -72,7 +75,8 @@ class Programme:
         self.upper.add(rows, large, -1.0)
 
     def solve(self, objective: Floats, signed: int) -> OptimizeResult:
-        """The least ``objective``; variables before the one of number ``signed`` are not negative."""
+        """The least ``objective``; variables before the one of number
+        ``signed`` are not negative."""
         right = np.zeros(self.equal.count)
         right[self.total] = 1.0
         low = np.where(np.arange(self.width) < signed, 0.0, -np.inf)
@@ -94,7 +98,8 @@ class Programme:
 def solve(
     cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y') per term, on points.
+    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y')
+    per term, on points.
 
     ``offset`` tells the terms' cells apart; ``weight`` sums to one.
     """
@@ -135,8 +140,8 @@ def solve(
 
 
 def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[Ints, Ints]:
-    """Of these points the least of votes_y - votes_y' (the two columns) in each term, (points, terms), after the rows
-    that bound it in each cell."""
+    """Of these points the least of votes_y - votes_y' (the two columns) in each term, (points,
+    terms), after the rows that bound it in each cell."""
     groups, place = np.unique(cover.group[points], return_inverse=True)
     least, lead = lp.variables(len(groups)), lp.variables(cover.count)
     rows = lp.upper.new(cover.count)
@@ -161,8 +166,8 @@ def _tree_votes(lp: Programme, votes: Ints, leaves: Ints) -> None:
 
 
 def _range_minima(lp: Programme, low: Ints, high: Ints, lead: Ints, least: Ints) -> None:
-    """``least`` at most every ``lead`` in its range, by a sparse table of variables: two rows per range instead of one
-    per cell."""
+    """``least`` at most every ``lead`` in its range, by a sparse table of variables: two rows per
+    range instead of one per cell."""
     level = np.frexp((high - low + 1).astype(np.float64))[1] - 1
     for k in range(int(level.max()) + 1):
         if k:

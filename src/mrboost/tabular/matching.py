@@ -1,9 +1,10 @@
 """The best robust accuracy that any classifier can have on a table.
 
-Two points of different classes whose balls meet cannot both be classified robustly. So the robust ones of any
-classifier are an independent set of the graph of such conflicts, and every matching in it costs at least one point per
-pair. With two classes the graph is bipartite and the largest matching is the exact count (König); with more,
-half of the largest matching of its bipartite double cover is still a valid bound.
+Two points of different classes whose balls meet cannot both be classified robustly. So the robust
+ones of any classifier are an independent set of the graph of such conflicts, and every matching in
+it costs at least one point per pair. With two classes the graph is bipartite and the largest
+matching is the exact count (König); with more, half of the largest matching of its bipartite double
+cover is still a valid bound.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_
 
 
 def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) -> float:
-    """The most of the points that any classifier can have right in their whole balls (K > 2: an upper bound)."""
+    """The most of the points that any classifier can have right in their whole balls (K
+    > 2: an upper bound)."""
     table, labels = check_X_y(X, y, dtype=np.float64)
     radius = np.asarray(eps, dtype=np.float64)
-    if radius.shape not in ((), table.shape[1:]) or not (np.isfinite(radius).all() and (radius >= 0).all()):
-        raise InputError(f"eps is {eps!r}: use a number >= 0, or one for each of {table.shape[1]} columns")
+    if radius.shape not in ((), table.shape[1:]) or not (
+        np.isfinite(radius).all() and (radius >= 0).all()
+    ):
+        raise InputError(
+            f"eps is {eps!r}: use a number >= 0, or one for each of {table.shape[1]} columns"
+        )
     radius = np.broadcast_to(radius, table.shape[1:])
     graph = conflicts(table, labels, radius)
     classes = np.unique(labels)

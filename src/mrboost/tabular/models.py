@@ -1,13 +1,13 @@
 """Fitted ensembles: a score for every pair of classes, and its least value over a ball.
 
-An ensemble is a sum of terms: a column's stumps together, or a tree. A term is constant on cells, and gives each pair
-of classes k < l a score, positive for k. Class y wins at a point if its score against every other class is positive;
-the margin of y is the least of those scores, and a tie is a loss. Votes are the special case where the score of (k, l)
-is the difference of two classes' votes.
+An ensemble is a sum of terms: a column's stumps together, or a tree. A term is constant on cells,
+and gives each pair of classes k < l a score, positive for k. Class y wins at a point if its score
+against every other class is positive; the margin of y is the least of those scores, and a tie is a
+loss. Votes are the special case where the score of (k, l) is the difference of two classes' votes.
 
-The least score over a ball is at least the sum of the terms' least scores over the cells they can reach. For stumps the
-terms look at different columns, so the adversary can have all of them at once and the sum is exact; for trees it is a
-lower bound.
+The least score over a ball is at least the sum of the terms' least scores over the cells they can
+reach. For stumps the terms look at different columns, so the adversary can have all of them at once
+and the sum is exact; for trees it is a lower bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .cells import Cells, Floats, Ints, range_minima
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of K classes: which column holds the score of class k against l, and with which sign."""
+    """Pairs of K classes: which column holds the score of class k against l,
+    and with which sign."""
 
     classes: int
 
@@ -54,11 +55,15 @@ class Pairs:
 
     def wins(self, scores: Floats) -> Floats:
         """(…, K): each class's least score against the others. At most one is positive."""
-        return np.stack([self.against(scores, k).min(axis=-1) for k in range(self.classes)], axis=-1)
+        return np.stack(
+            [self.against(scores, k).min(axis=-1) for k in range(self.classes)], axis=-1
+        )
 
 
 def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
-    largest = np.maximum.reduceat(np.abs(values).max(axis=1), offset[:-1]).sum() + np.abs(bias).max()
+    largest = (
+        np.maximum.reduceat(np.abs(values).max(axis=1), offset[:-1]).sum() + np.abs(bias).max()
+    )
     return float(1e-12 * largest)
 
 
@@ -76,14 +81,17 @@ class StumpModel:
         return np.asarray(self.values[self.cells.at(X)].sum(axis=1) + self.bias)
 
     def worst(self, X: Floats, y: Ints, eps: Floats) -> tuple[Floats, Ints]:
-        """Least scores of y against each other class over the ball, (n, K - 1), and the cells that attain them."""
+        """Least scores of y against each other class over the ball, (n, K - 1), and the
+        cells that attain them."""
         low, high = self.cells.reach(X, eps)
         n, d = X.shape
         least = np.zeros((n, self.pairs.classes - 1))
         cell = np.zeros((n, d, self.pairs.classes - 1), dtype=np.intp)
         for k in np.unique(y):
             rows = np.flatnonzero(y == k)
-            found, arg = range_minima(self.pairs.against(self.values, k), low[rows].ravel(), high[rows].ravel())
+            found, arg = range_minima(
+                self.pairs.against(self.values, k), low[rows].ravel(), high[rows].ravel()
+            )
             bias = self.pairs.against(self.bias, k)
             least[rows] = found.reshape(len(rows), d, -1).sum(axis=1) + bias
             cell[rows] = arg.reshape(len(rows), d, -1)
@@ -136,8 +144,8 @@ class Tree:
         return int((self.feature < 0).sum())
 
     def routes(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
-        """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the box of the last
-        one, so the splits can be asked one by one."""
+        """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the
+        box of the last one, so the splits can be asked one by one."""
         rows, leaves = [np.arange(0)], [np.arange(0)]
         todo = [(0, np.arange(len(X)))]
         low, high = X - eps, X + eps
@@ -180,7 +188,9 @@ class TreeModel:
 
     @cached_property
     def offset(self) -> Ints:
-        return np.concatenate([[0], np.cumsum([tree.leaves for tree in self.trees])]).astype(np.intp)
+        return np.concatenate([[0], np.cumsum([tree.leaves for tree in self.trees])]).astype(
+            np.intp
+        )
 
     def scores(self, X: Floats) -> Floats:
         out = np.broadcast_to(self.bias, (len(X), self.pairs.count)).copy()
@@ -197,14 +207,19 @@ class TreeModel:
             least = np.full_like(out, np.inf)
             np.minimum.at(least, rows, seen[y[rows], start + leaves])
             out += least
-        return out + np.stack([self.pairs.against(self.bias, k) for k in range(self.pairs.classes)])[y]
+        return (
+            out + np.stack([self.pairs.against(self.bias, k) for k in range(self.pairs.classes)])[y]
+        )
 
     @property
     def tolerance(self) -> float:
         return _tolerance(self.values, self.offset, self.bias)
 
     def reach(self, d: int) -> Floats:
-        inner = [(tree.feature[tree.feature >= 0], tree.threshold[tree.feature >= 0]) for tree in self.trees]
+        inner = [
+            (tree.feature[tree.feature >= 0], tree.threshold[tree.feature >= 0])
+            for tree in self.trees
+        ]
         out = np.stack([np.full(d, np.inf), np.full(d, -np.inf)])
         for feature, threshold in inner:
             np.minimum.at(out[0], feature, threshold)

@@ -1,9 +1,9 @@
 """Exact answers for trees: can any point of the ball make the score of a pair nonpositive?
 
-Branch and bound over boxes. A box fixes some trees to one leaf; the others' least leaves that still meet it bound the
-rest (Chen et al. 2019 bound trees in the same way, in groups). The tree with the widest choice is opened next, its
-least leaf first. Robust trees are met in few leaves by design, so the search is short; it has a limit and then says
-that it does not know.
+Branch and bound over boxes. A box fixes some trees to one leaf; the others' least leaves that still
+meet it bound the rest (Chen et al. 2019 bound trees in the same way, in groups). The tree with the
+widest choice is opened next, its least leaf first. Robust trees are met in few leaves by design, so
+the search is short; it has a limit and then says that it does not know.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class Leaves:
 def find_nonpositive(
     leaves: Leaves, value: Floats, bias: float, x: Floats, eps: Floats, limit: int = 2000
 ) -> tuple[bool | None, Floats | None]:
-    """Whether ``bias + sum of value`` is at most 0 somewhere in the closed ball, and where; None: not known."""
+    """Whether ``bias + sum of value`` is at most 0 somewhere in the closed ball, and
+    where; None: not known."""
     a, b = x - eps, x + eps
     met = np.flatnonzero(((leaves.low < b) & (leaves.high >= a)).all(axis=1))
     _, tree = np.unique(leaves.tree[met], return_inverse=True)
     trees = int(tree.max()) + 1
     value, low, high = value[met], leaves.low[met], leaves.high[met]
-    # Boxes are half-open, the ball is closed: the least point of a box is the ball's end or just above the box's.
+    # Boxes are half-open, the ball is closed: the least point of a box is the ball's end or
+    # just above the box's.
     low = np.maximum(np.nextafter(low, np.inf), a)
     high = np.minimum(high, b)
     relevant = np.flatnonzero(((low > a) | (high < b)).any(axis=0))
@@ -57,7 +59,8 @@ def find_nonpositive(
         np.minimum.at(least, tree[left], value[left])
         if score + least[choices > 0].sum() > 0:
             continue
-        alone = choices[tree[left]] == 1  # the box lies wholly in that leaf: leaves of a tree cut up the space
+        # The box lies wholly in that leaf: leaves of a tree cut up the space
+        alone = choices[tree[left]] == 1
         score, left = score + value[left[alone]].sum(), left[~alone]
         if not len(left):
             point = x.copy()
@@ -70,7 +73,14 @@ def find_nonpositive(
         opened = left[tree[left] == widest]
         rest = left[tree[left] != widest]
         for leaf in opened[np.argsort(-value[opened])]:
-            todo.append((score + value[leaf], np.maximum(near, low[leaf]), np.minimum(far, high[leaf]), rest))
+            todo.append(
+                (
+                    score + value[leaf],
+                    np.maximum(near, low[leaf]),
+                    np.minimum(far, high[leaf]),
+                    rest,
+                )
+            )
     return None, None
 
 
@@ -81,13 +91,20 @@ class VeritasCheck:
     ensemble: Any
 
     def least(self, x: Floats, eps: Floats, seconds: float = 10.0) -> float:
-        """Its least value in the closed ball. veritas computes in float32 boundaries: ties may differ."""
+        """Its least value in the closed ball. veritas computes in float32
+        boundaries: ties may differ."""
         import veritas
 
         settings = veritas.Config(veritas.HeuristicType.MIN_OUTPUT)
-        ball = [veritas.Interval(a, b) for a, b in zip(x - eps, np.nextafter(x + eps, np.inf), strict=True)]
+        ball = [
+            veritas.Interval(a, b)
+            for a, b in zip(x - eps, np.nextafter(x + eps, np.inf), strict=True)
+        ]
         search = settings.get_search(self.ensemble, ball)
-        if search.step_for(seconds, 1000) != veritas.StopReason.NO_MORE_OPEN and not search.is_optimal():
+        if (
+            search.step_for(seconds, 1000) != veritas.StopReason.NO_MORE_OPEN
+            and not search.is_optimal()
+        ):
             raise TimeoutError(f"veritas found no optimum in {seconds} s: give it more")
         return float(search.get_solution(0).output)
 
@@ -98,7 +115,10 @@ def to_veritas(model: TreeModel, k: int, other: int) -> VeritasCheck:
 
     ensemble = veritas.AddTree(1, veritas.AddTreeType.REGR)
     column = int(np.flatnonzero(model.pairs.others(k) == other)[0])
-    values, bias = model.pairs.against(model.values, k)[:, column], model.pairs.against(model.bias, k)[column]
+    values, bias = (
+        model.pairs.against(model.values, k)[:, column],
+        model.pairs.against(model.bias, k)[column],
+    )
     ensemble.set_base_score(0, float(bias))
     for tree, start in zip(model.trees, model.offset, strict=False):
         copy = ensemble.add_tree()
@@ -109,6 +129,11 @@ def to_veritas(model: TreeModel, k: int, other: int) -> VeritasCheck:
                 copy.set_leaf_value(place, 0, float(values[start + tree.left[node]]))
                 continue
             # veritas splits by <, we by <=
-            copy.split(place, int(tree.feature[node]), float(np.nextafter(tree.threshold[node], np.inf)))
-            todo += [(int(tree.left[node]), copy.left(place)), (int(tree.right[node]), copy.right(place))]
+            copy.split(
+                place, int(tree.feature[node]), float(np.nextafter(tree.threshold[node], np.inf))
+            )
+            todo += [
+                (int(tree.left[node]), copy.left(place)),
+                (int(tree.right[node]), copy.right(place)),
+            ]
     return VeritasCheck(ensemble)

@@ -55,11 +55,12 @@ def boost(
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
-        options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the rounds after the
-            first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``, ``schedule``, ``ema``, ``clip``,
-            ``awp``, ``smoothing``, ``cutmix``, ``padding``, ``flip``, ``start``, ``penalty``, ``eta``, ``aggressive``,
-            ``past``, ``seed``, ``validation``, ``select_on``, ``precision``, ``fast``; what is left out comes from
-            data and recipe.
+        options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the
+            rounds after the first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``,
+            ``schedule``, ``ema``, ``clip``, ``awp``, ``smoothing``, ``cutmix``, ``padding``,
+            ``flip``, ``start``, ``penalty``, ``eta``, ``aggressive``, ``past``, ``seed``,
+            ``validation``, ``select_on``, ``precision``, ``fast``; what is left out comes from data
+            and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
@@ -67,7 +68,8 @@ def boost(
     fabric = make_fabric(device, config.precision, together=True)
     if config.batch_size < 2 * fabric.world_size:
         raise InputError(
-            f"batch_size must be at least 2 for each of the {fabric.world_size} processes, got {config.batch_size}"
+            f"batch_size must be at least 2 for each of the {fabric.world_size} processes, got "
+            f"{config.batch_size}"
         )
     _check_model(_new_learner(config, dataset, 1), config.model, dataset)
     run = None
@@ -94,9 +96,13 @@ def boost(
 
 
 def _open(
-    how: Callable[[str | Path, dict[str, Any]], runs.Run], out: str | Path, description: dict[str, Any], fabric: Fabric
+    how: Callable[[str | Path, dict[str, Any]], runs.Run],
+    out: str | Path,
+    description: dict[str, Any],
+    fabric: Fabric,
 ) -> runs.Run:
-    """The run folder: made or found by the first process, which tells the others if it cannot be."""
+    """The run folder: made or found by the first process, which tells the
+    others if it cannot be."""
     run, problem = None, ""
     if fabric.is_global_zero:
         try:
@@ -109,16 +115,25 @@ def _open(
 
 
 def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
-    """A run that is to be the first round: where it is and its weights; refused where it does not fit."""
+    """A run that is to be the first round: where it is and its weights; refused
+    where it does not fit."""
     if description["rounds"] < 2:
         raise InputError("first is the first of several rounds: give rounds of 2 or more")
     if source.rounds_done() < 1:
-        raise InputError(f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume")
-    mine, other = ({**config, "input": config["input"]["fingerprint"]} for config in (description, source.config))
-    for key in ("input", "model", "validation", "select_on"):  # the last two: the images that are held out
+        raise InputError(
+            f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume"
+        )
+    mine, other = (
+        {**config, "input": config["input"]["fingerprint"]}
+        for config in (description, source.config)
+    )
+    # The last two: the images that are held out
+    for key in ("input", "model", "validation", "select_on"):
         if mine[key] != other.get(key):
             differ = f"its {key} is {other.get(key)!r}, here it is {mine[key]!r}: give the same"
-            raise InputError(f"the run in {str(source.folder)!r} cannot be the first round: {differ}")
+            raise InputError(
+                f"the run in {str(source.folder)!r} cannot be the first round: {differ}"
+            )
     return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
 
 
@@ -126,16 +141,23 @@ def _adopt(run: runs.Run, first: dict[str, str]) -> None:
     """Another run's first round as the first of this one."""
     source = runs.Run.open(first["run"])
     if source.fingerprint("last", 1) != first["of"]:
-        raise InputError(f"the first round in {first['run']!r} has changed since this run was started: start a new one")
+        raise InputError(
+            f"the first round in {first['run']!r} has changed since this run was started: "
+            "start a new one"
+        )
     run.rewind_metrics(0, 0)
     run.adopt(source, 1, of=1)
 
 
-def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool) -> list[nn.Module]:
-    """The members of the classifier after all rounds: past ones as later rounds met them, the newest one's best epoch.
+def _rounds(
+    config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool
+) -> list[nn.Module]:
+    """The members of the classifier after all rounds: past ones as later rounds met them, the
+    newest one's best epoch.
 
-    Past members are what Algorithm 2 has: the weights after the last step of their round, unless ``config.past`` says
-    otherwise. Where rounds do not depend on each other, each member is its own best.
+    Past members are what Algorithm 2 has: the weights after the last step of their round, unless
+    ``config.past`` says otherwise. Where rounds do not depend on each other, each member is its own
+    best.
     """
     train, held_out = dataset.train, dataset.test
     if config.select_on == "validation":
@@ -150,24 +172,37 @@ def _rounds(config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | No
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
         fitted = fit(
-            learner, past, train, held_out, config.of_round(round_), fabric=fabric, augment=config.augment,
-            round_=round_, run=run, progress=progress,
-        )  # fmt: skip
+            learner,
+            past,
+            train,
+            held_out,
+            config.of_round(round_),
+            fabric=fabric,
+            augment=config.augment,
+            round_=round_,
+            run=run,
+            progress=progress,
+        )
         learner.requires_grad_(False).eval()
         newest = [deepcopy(learner)]
         newest[0].load_state_dict(fitted.best)
         learner.load_state_dict(fitted.best if kept == "best" else fitted.last)
         past.append(learner)
         if run is not None:
-            run.save_member(round_, fitted.best, fitted.last, {"best": fitted.best_epoch, "last": fitted.epochs})
+            run.save_member(
+                round_, fitted.best, fitted.last, {"best": fitted.best_epoch, "last": fitted.epochs}
+            )
             run.clear_checkpoint()
             fabric.barrier()
             _score_rounds(config, run, held_out, fabric.device, progress)
     return past[:-1] + newest
 
 
-def _score_rounds(config: Config, run: runs.Run, held_out: Split, device: torch.device, progress: bool) -> None:
-    """Score the classifier after each finished round that has no score yet, on the held-out images; one row a round."""
+def _score_rounds(
+    config: Config, run: runs.Run, held_out: Split, device: torch.device, progress: bool
+) -> None:
+    """Score the classifier after each finished round that has no score yet, on the held-out
+    images; one row a round."""
     if not run.leads:
         return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
@@ -178,14 +213,16 @@ def _score_rounds(config: Config, run: runs.Run, held_out: Split, device: torch.
         model = place(run.classifier("best", count), device)
         scores = evaluate(model, held_out.images(), held_out.y, attack, check=False)
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
-            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin} for o in scores.outcomes
+            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}
+            for o in scores.outcomes
         }
         run.save_results(lambda results: results | {"rounds": [rows[key] for key in sorted(rows)]})
         if progress and config.rounds > 1:
             clean, robust = scores.outcomes
             note(
-                f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  {robust.attack} "
-                f"{robust.accuracy:.2%}  margin under attack {robust.margin:.2f} (least {robust.min_margin:.2f})"
+                f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  "
+                f"{robust.attack} {robust.accuracy:.2%}  margin under attack {robust.margin:.2f} "
+                f"(least {robust.min_margin:.2f})"
             )
 
 
@@ -196,7 +233,8 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
 
 
 def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
-    """Refuse a model that does not give one logit per class, or spoils its images, before an epoch is spent on it."""
+    """Refuse a model that does not give one logit per class, or spoils its images, before an
+    epoch is spent on it."""
     images = dataset.train[:2].images().cpu()
     given = images.clone()
     with attacked(learner), torch.no_grad():
@@ -204,10 +242,11 @@ def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
     if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(
-            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images of {dataset.name}, "
-            f"it gave {got}: check the function that was registered"
+            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
+            f"of {dataset.name}, it gave {got}: check the function that was registered"
         )
     if not torch.equal(given, images):
         raise InputError(
-            f"model {name!r} changes the images that it is given: let it compute x - mean, say, not x.sub_(mean)"
+            f"model {name!r} changes the images that it is given: let it compute x - mean, "
+            "say, not x.sub_(mean)"
         )

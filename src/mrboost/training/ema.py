@@ -12,18 +12,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 BATCHES = 50
 """The last ones of an epoch, from which an average gathers its statistics."""
 SHARE = 9
-"""An average looks back no further than about a SHARE-th of the steps so far, however slow its decay."""
+"""An average looks back no further than about a SHARE-th of the steps so far,
+however slow its decay."""
 
 
 class Average:
     """An exponential average of a learner's weights, with BatchNorm statistics of its own.
 
-    After t steps the decay is t / (t + 9), or ``decay`` once that is less: early weights are soon forgotten, in short
-    trainings too.
+    After t steps the decay is t / (t + 9), or ``decay`` once that is less: early weights are soon
+    forgotten, in short trainings too.
 
-    Weights that differ average to smaller ones, the smaller the higher the rate of learning. The learner's statistics,
-    latest or averaged, are then too large for them (docs/design.md has the figures), so the average sees the last
-    batches of each epoch itself. Host and device never wait for each other in it.
+    Weights that differ average to smaller ones, the smaller the higher the rate of learning. The
+    learner's statistics, latest or averaged, are then too large for them (docs/design.md has the
+    figures), so the average sees the last batches of each epoch itself. Host and device never wait
+    for each other in it.
     """
 
     def __init__(self, learner: nn.Module, decay: float) -> None:
@@ -39,7 +41,8 @@ class Average:
 
     @torch.no_grad()
     def follow(self, learner: nn.Module) -> None:
-        """Take the learner's next weights into the average; statistics stay what was gathered last."""
+        """Take the learner's next weights into the average; statistics stay
+        what was gathered last."""
         share = self.share()
         of_both = ((*module.parameters(), *module.buffers()) for module in (self.module, learner))
         for mine, theirs in zip(*of_both, strict=True):
@@ -53,7 +56,8 @@ class Average:
 
     @torch.no_grad()
     def gather(self, see: Callable[[nn.Module], object], batch: int) -> None:
-        """Let a batch, shown to the module by ``see``, count in its statistics: their mean over batches 1, 2, ….
+        """Let a batch, shown to the module by ``see``, count in its statistics: their mean
+        over batches 1, 2, ….
 
         Where a batch takes several passes, the last of them count a little more.
         """

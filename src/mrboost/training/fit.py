@@ -1,8 +1,9 @@
 """Fit one learner: the only training loop.
 
-A batch flows from the loader to the sampler (the adversary's move), to the objective (per-example losses),
-to the mean, to a step of SGD. After each epoch the learner is scored on held-out images, clean and under PGD;
-the best weights so far and the current ones are both kept, and everything needed to go on is saved.
+A batch flows from the loader to the sampler (the adversary's move), to the objective (per-example
+losses), to the mean, to a step of SGD. After each epoch the learner is scored on held-out images,
+clean and under PGD; the best weights so far and the current ones are both kept, and everything
+needed to go on is saved.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the d
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit leaves: the weights that did best on the held-out images, and those of the last epoch."""
+    """What a fit leaves: the weights that did best on the held-out images, and
+    those of the last epoch."""
 
     best: State
     last: State
@@ -59,17 +61,21 @@ def fit(
     run: Run | None = None,
     progress: bool = False,
 ) -> Fitted:
-    """Train ``learner`` against the recipe's adversary; ``past`` are the frozen members of earlier rounds.
+    """Train ``learner`` against the recipe's adversary; ``past`` are the frozen
+    members of earlier rounds.
 
-    The best epoch (``state.best_epoch``) is chosen, late in the training, by the ensemble of ``past`` and learner
-    on ``held_out``; where the sampler ignores the past, the learner alone is judged.
-    With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is continued.
+    The best epoch (``state.best_epoch``) is chosen, late in the training, by the ensemble of
+    ``past`` and learner on ``held_out``; where the sampler ignores the past, the learner alone is
+    judged. With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is
+    continued.
     """
     state = begin(learner, config, fabric)
     if run is not None:
         state.restore(run, round_)
     step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
-    batches = Batches(train, config.batch_size, device=fabric.device, augment=augment, least=2 * fabric.world_size)
+    batches = Batches(
+        train, config.batch_size, device=fabric.device, augment=augment, least=2 * fabric.world_size
+    )
     with Meter(progress, "train", "step") as meter:
         meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
         meter.doing(f"round {round_}/{config.rounds}")
@@ -80,10 +86,18 @@ def fit(
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
             _agree(state, fabric)
-            judged = config.recipe.combine([*past, state.kept]) if config.recipe.sampler.joint else state.kept
+            judged = (
+                config.recipe.combine([*past, state.kept])
+                if config.recipe.sampler.joint
+                else state.kept
+            )
             clean, robust = _validate(judged, held_out, config, fabric)
             state.score(robust, config, len(held_out))
-            row |= {"clean": clean, "robust": robust, "seconds": round(time.perf_counter() - began, 3)}
+            row |= {
+                "clean": clean,
+                "robust": robust,
+                "seconds": round(time.perf_counter() - began, 3),
+            }
             if run is not None:
                 run.log(row)
                 state.save(run, round_)
@@ -95,13 +109,17 @@ def fit(
 def _agree(state: Progress, fabric: Fabric) -> None:
     """Processes see other images: bring the statistics that each has gathered to their mean."""
     if fabric.world_size > 1:
-        for network in [state.learner] if state.average is None else [state.learner, state.average.module]:
+        for network in (
+            [state.learner] if state.average is None else [state.learner, state.average.module]
+        ):
             for buffer in network.buffers():
                 if buffer.is_floating_point():
                     buffer.copy_(over_processes(fabric, buffer))
 
 
-def _validate(model: nn.Module, split: Split, config: Config, fabric: Fabric) -> tuple[float, float]:
+def _validate(
+    model: nn.Module, split: Split, config: Config, fabric: Fabric
+) -> tuple[float, float]:
     """Clean and robust accuracy; each process looks at its share of the images."""
     mine, sums = split[fabric.global_rank :: fabric.world_size], (0.0, 0.0)
     if len(mine):
@@ -127,7 +145,9 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
         weight_decay=recipe.weight_decay,
         fused=cuda,
     )
-    return Progress(learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema))
+    return Progress(
+        learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema)
+    )
 
 
 def _train_epoch(
@@ -153,14 +173,15 @@ def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: in
     if run is not None and epoch > 0:
         kept = f"the state after epoch {epoch} is kept in {str(run.folder)!r}"
     return (
-        f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch {epoch + 1}, "
-        f"{error}; {kept}: start a new run, in another folder, with a lower lr"
+        f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch "
+        f"{epoch + 1}, {error}; {kept}: start a new run, in another folder, with a lower lr"
     )
 
 
 def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:
     return (
-        f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss {row['loss']:.4f}  "
-        f"{config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} {row['robust']:6.2%}  "
-        f"best {state.scores[state.best_epoch - 1]:6.2%} (epoch {state.best_epoch})  {row['seconds']:.1f} s"
+        f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss "
+        f"{row['loss']:.4f}  {config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} "
+        f"{row['robust']:6.2%}  best {state.scores[state.best_epoch - 1]:6.2%} (epoch "
+        f"{state.best_epoch})  {row['seconds']:.1f} s"
     )

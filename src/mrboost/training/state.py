@@ -48,10 +48,16 @@ class Progress:
     def save(self, run: Run, round_: int) -> None:
         tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
         if self.average is not None:
-            tensors |= _named("average", self.average.module.state_dict()) | {"averaged": self.average.steps}
+            tensors |= _named("average", self.average.module.state_dict()) | {
+                "averaged": self.average.steps
+            }
         for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= _named(f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None})
-        run.save_checkpoint(tensors, {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch})
+            tensors |= _named(
+                f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None}
+            )
+        run.save_checkpoint(
+            tensors, {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch}
+        )
 
     def restore(self, run: Run, round_: int) -> None:
         """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
@@ -66,7 +72,8 @@ class Progress:
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
-                f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): train anew"
+                f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): "
+                "train anew"
             ) from None
         run.rewind_metrics(round_, self.epoch)
 
@@ -85,29 +92,38 @@ class Progress:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         for parameter, kept in self.optimizer.state.items():
             # Files hold rows; the fused step wants the weights' layout.
-            kept.update({slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim})
+            kept.update(
+                {slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim}
+            )
         self.best = _part(tensors, "best")
 
 
 def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:
     """The epoch, from 1 on, whose weights are the best, by the robust accuracy after each.
 
-    Only late epochs are eligible (``first_eligible``); before the first of them it is the latest. Among these it is
-    the latest, which has learned most, that is as good as the most robust one as far as so many held-out images can
-    tell: half the standard error of one accuracy is about the noise between two epochs, which meet the same images and
-    are right on mostly the same ones. Chosen on the test images, as papers do, it is the most robust itself.
+    Only late epochs are eligible (``first_eligible``); before the first of them it is the latest.
+    Among these it is the latest, which has learned most, that is as good as the most robust one as
+    far as so many held-out images can tell: half the standard error of one accuracy is about the
+    noise between two epochs, which meet the same images and are right on mostly the same ones.
+    Chosen on the test images, as papers do, it is the most robust itself.
     """
     first = min(first_eligible(config), len(robust))
     top = max(robust[first - 1 :])
     chance = 0.5 * math.sqrt(top * (1 - top) / images) if config.select_on == "validation" else 0.0
-    return max(epoch for epoch, found in enumerate(robust, start=1) if epoch >= first and found >= top - chance)
+    return max(
+        epoch
+        for epoch, found in enumerate(robust, start=1)
+        if epoch >= first and found >= top - chance
+    )
 
 
 def first_eligible(config: Config) -> int:
-    """The first epoch that may be chosen: before it a network is hardly trained, whatever its ensemble's accuracy is.
+    """The first epoch that may be chosen: before it a network is hardly trained, whatever its
+    ensemble's accuracy is.
 
-    With a rate that falls in steps, the first epoch after the first of them; otherwise the first of the last third.
-    With averaged weights and a rate that ends at zero, the last epoch: the average is at its best there.
+    With a rate that falls in steps, the first epoch after the first of them; otherwise the first of
+    the last third. With averaged weights and a rate that ends at zero, the last epoch: the average
+    is at its best there.
     """
     schedule, epochs = config.recipe.schedule, config.epochs
     if config.recipe.ema is not None and schedule(1.0) == 0:
@@ -124,4 +140,8 @@ def _named(prefix: str, tensors: dict[str, Tensor]) -> State:
 
 
 def _part(tensors: State, prefix: str) -> State:
-    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+    return {
+        name.removeprefix(f"{prefix}."): value
+        for name, value in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }

@@ -1,8 +1,10 @@
-"""One step of training: the adversary's move, the loss, the update. Nothing in it waits for the device.
+"""One step of training: the adversary's move, the loss, the update. Nothing in it
+waits for the device.
 
-With ``fast``, the adversary moves against quick copies of the networks (``mrboost.speed.copies``), that of the learner
-brought up to date at the start of each step, and on a CUDA device the whole step is captured once and replayed. With
-several processes, only the gradients' average waits for the others.
+With ``fast``, the adversary moves against quick copies of the networks (``mrboost.speed.copies``),
+that of the learner brought up to date at the start of each step, and on a CUDA device the whole
+step is captured once and replayed. With several processes, only the gradients' average waits for
+the others.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 
 def resolvable(attack: PGD, numbers: int) -> PGD:
-    """The attack with a start that half precision tells from the image: those of TRADES and MART are too close to it.
+    """The attack with a start that half precision tells from the image: those of TRADES and MART
+    are too close to it.
 
     ``numbers`` is how many an image has.
     """
@@ -46,7 +49,8 @@ def resolvable(attack: PGD, numbers: int) -> PGD:
 
 
 class Step:
-    """Called with a batch, trains the learner on it; ``figures`` tells what an epoch's steps came to."""
+    """Called with a batch, trains the learner on it; ``figures`` tells what an
+    epoch's steps came to."""
 
     def __init__(
         self,
@@ -67,11 +71,14 @@ class Step:
         self._generator, self._own = (torch.Generator(device=fabric.device) for _ in range(2))
         self._starts = Share(self._generator, self._rank, self._world)
         self._progress = torch.zeros((), device=fabric.device)
-        self._sums = torch.zeros(2, device=fabric.device)  # of the losses, of the images classified correctly
+        # Of the losses, of the images classified correctly
+        self._sums = torch.zeros(2, device=fabric.device)
         self._facts: dict[str, Tensor] = {}
         self._steps = self._images = self._length = 0
         say = say or (lambda _: None)
-        self._copies = self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
+        self._copies = (
+            self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
+        )
         with fabric.autocast():
             half = torch.is_autocast_enabled(fabric.device.type)
         if self._copies is not None:
@@ -116,16 +123,28 @@ class Step:
         if (cutmix := self._config.recipe.cutmix) is not None:
             x, mixed = cutmix(x, y, self._generator)
             batch = (x, y, *mixed)
-        sample = self._train(*(part[self._rank :: self._world] if self._world > 1 else part for part in batch))
+        sample = self._train(
+            *(part[self._rank :: self._world] if self._world > 1 else part for part in batch)
+        )
         gathered = self._steps - max(0, self._length - ema.BATCHES)
         if self._state.average is not None and gathered > 0:
             self._state.average.gather(lambda module: self._losses(module, sample), gathered)
 
     def figures(self) -> dict[str, float]:
-        """The mean loss, the share of images classified correctly and the sampler's facts, over the epoch so far."""
-        loss, correct = (over_processes(self._fabric, self._sums, "sum") / max(1, self._images)).tolist()
-        facts = {name: over_processes(self._fabric, total).item() / self._steps for name, total in self._facts.items()}
-        return {"lr": float(self._optimizer.param_groups[0]["lr"]), "loss": loss, "train_robust": correct} | facts
+        """The mean loss, the share of images classified correctly and the sampler's facts,
+        over the epoch so far."""
+        loss, correct = (
+            over_processes(self._fabric, self._sums, "sum") / max(1, self._images)
+        ).tolist()
+        facts = {
+            name: over_processes(self._fabric, total).item() / self._steps
+            for name, total in self._facts.items()
+        }
+        return {
+            "lr": float(self._optimizer.param_groups[0]["lr"]),
+            "loss": loss,
+            "train_robust": correct,
+        } | facts
 
     def is_finite(self) -> bool:
         return bool(over_processes(self._fabric, self._sums, "sum").isfinite().all())
@@ -137,7 +156,8 @@ class Step:
 
     def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> Sample:
         sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
-        # Processes average their gradients: with this factor that is the gradient of the mean over the whole batch.
+        # Processes average their gradients: with this factor that is the gradient of the mean
+        # over the whole batch.
         share = len(y) * self._world / self._starts.count
 
         def loss_of(classifier: Classifier) -> Tensor:
@@ -147,11 +167,17 @@ class Step:
             return gradient if self._world == 1 else over_processes(self._fabric, gradient)
 
         self._optimizer.zero_grad()
-        with recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed) if recipe.awp else nullcontext():
+        with (
+            recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed)
+            if recipe.awp
+            else nullcontext()
+        ):
             losses, logits = self._losses(self._model, sample)
             self._fabric.backward(sample.mean(losses) * share)
         if recipe.clip is not None:
-            self._fabric.clip_gradients(self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False)
+            self._fabric.clip_gradients(
+                self._model, self._optimizer, max_norm=recipe.clip, error_if_nonfinite=False
+            )
         self._optimizer.step()
         if self._state.average is not None:
             self._state.average.follow(self._state.learner)
@@ -167,7 +193,9 @@ class Step:
         *past, learner = self._copies or (*self._past, self._state.learner)
         if self._copies is not None:
             refresh(learner)
-        generator, starts = (self._generator, None) if self._world == 1 else (self._own, self._starts)
+        generator, starts = (
+            (self._generator, None) if self._world == 1 else (self._own, self._starts)
+        )
         two = Mixed(*mixed) if mixed else None
         turn = Turn(self._attack, learner, past, x, y, generator, self._progress, two, starts)
         with self._fabric.autocast() if self._copies is None else nullcontext():
@@ -182,7 +210,8 @@ class Step:
                 copy = quick(network, sample)
             if copy is network or not isinstance(copy, nn.Module):
                 problem = (
-                    f"no quick copy of {self._config.model!r} answers as it does: attacks run on the network itself"
+                    f"no quick copy of {self._config.model!r} answers as it does: attacks run on "
+                    "the network itself"
                 )
                 if self._config.fast == "on":
                     raise InputError(f"{problem}; use --fast auto or off")

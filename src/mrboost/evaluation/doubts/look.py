@@ -14,7 +14,8 @@ from mrboost.losses import Loss, cross_entropy, margin
 
 @dataclass(frozen=True)
 class Look:
-    """The model on clean images: its logits; of margin and cross-entropy the largest slope in any pixel."""
+    """The model on clean images: its logits; of margin and cross-entropy the
+    largest slope in any pixel."""
 
     x: Tensor
     y: Tensor
@@ -33,14 +34,17 @@ def look_at(model: Classifier, x: Tensor, y: Tensor) -> Look:
 
 
 def _slope(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Logits and the largest slope of the loss. A pass each: one of a compiled model can be gone back through once."""
+    """Logits and the largest slope of the loss. A pass each: one of a compiled model can be
+    gone back through once."""
     leaf, gradient = x.clone().requires_grad_(True), None
     with torch.enable_grad():
         logits = model(leaf.clone())  # a model may work in place
         values = loss(logits, y, reduction="none")
     if values.requires_grad:
         (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
-    return logits.detach(), x.new_zeros(len(x)) if gradient is None else gradient.flatten(1).abs().amax(dim=1)
+    return logits.detach(), x.new_zeros(len(x)) if gradient is None else gradient.flatten(
+        1
+    ).abs().amax(dim=1)
 
 
 def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
@@ -55,6 +59,9 @@ def still_right(model: Classifier, look: Look, attack: PGD) -> Tensor:
 
 
 def difference(logits: Tensor, others: Tensor) -> tuple[float, float]:
-    """The largest difference, and the size of the logits that decide: those of classes ruled out are huge."""
+    """The largest difference, and the size of the logits that decide: those of
+    classes ruled out are huge."""
     change = (logits - others).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
-    return change.abs().max().item(), logits.topk(min(2, logits.shape[1]), dim=1).values.abs().max().item()
+    return change.abs().max().item(), logits.topk(
+        min(2, logits.shape[1]), dim=1
+    ).values.abs().max().item()

@@ -1,9 +1,10 @@
 """A look at a model for what makes attacks fail without making it robust.
 
-An attack may have had no gradient to follow, or too few steps. ``probe`` looks for the usual causes: each check gives a
-``Doubt``, or nothing.
+An attack may have had no gradient to follow, or too few steps. ``probe`` looks for the usual
+causes: each check gives a ``Doubt``, or nothing.
 
-References: Athalye et al. 2018 and Carlini et al. 2019 (signs of masked gradients); Croce & Hein 2020.
+References: Athalye et al. 2018 and Carlini et al. 2019 (signs of masked
+gradients); Croce & Hein 2020.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ Seen = dict[str, str | None]
 
 
 def probe(
-    model: Classifier, x: Tensor, y: Tensor, *, eps: float = 8 / 255, norm: str = "Linf", n: int = 64, seed: int = 0
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float = 8 / 255,
+    norm: str = "Linf",
+    n: int = 64,
+    seed: int = 0,
 ) -> list[Doubt]:
-    """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the images, evenly spaced.
+    """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the
+    images, evenly spaced.
 
-    The model is left as found. It takes about 130 forward and backward passes, at most 230, and up to 300 forward ones
-    for images that stand. Where gradients are useless in themselves, what attacks make of them is not tried.
+    The model is left as found. It takes about 130 forward and backward passes, at most 230, and up
+    to 300 forward ones for images that stand. Where gradients are useless in themselves, what
+    attacks make of them is not tried.
     """
     check_batch(x, y)
     if n < 1:
@@ -50,19 +60,28 @@ def probe(
     with attacked(model), keep_random_state(device), torch.inference_mode(False):
         check_logits(model, images, labels)
         look = look_at(model, images, labels)
-        seen = _answers(model, look, minding, as_given) | gradients.useless(model, look, norm, eps, seed)
+        seen = _answers(model, look, minding, as_given) | gradients.useless(
+            model, look, norm, eps, seed
+        )
         # Chance breaks points that are tried again and again.
-        if eps != 0 and not any(seen.get(check) for check in ("random", "non-finite", "zero-gradient")):
+        if eps != 0 and not any(
+            seen.get(check) for check in ("random", "non-finite", "zero-gradient")
+        ):
             seen |= _small_attacks(model, look, seen, norm, eps, seed)
         doubts = [Doubt(check, message) for check, message in seen.items() if message]
         members = [] if seen["random"] else members_of(model)
         for number, (member, weight) in enumerate(members, start=1):
             if len(members) == 1 or weight <= 0.01:
                 continue
-            # One without gradients leaves those of the others, which an attack on all of them then follows alone.
+            # One without gradients leaves those of the others, which an attack on all of
+            # them then follows alone.
             mine = gradients.useless(member, look_at(member, images, labels), norm, eps, seed)
             of = f"Of member {number} of {len(members)}, on its own: "
-            doubts += [Doubt(check, of + said) for check, said in mine.items() if said and not seen.get(check)]
+            doubts += [
+                Doubt(check, of + said)
+                for check, said in mine.items()
+                if said and not seen.get(check)
+            ]
     return doubts
 
 
@@ -79,7 +98,9 @@ def _answers(model: Classifier, look: Look, minding: list[str], as_given: Tensor
     }
 
 
-def _small_attacks(model: Classifier, look: Look, seen: Seen, norm: str, eps: float, seed: int) -> Seen:
+def _small_attacks(
+    model: Classifier, look: Look, seen: Seen, norm: str, eps: float, seed: int
+) -> Seen:
     """What other losses, more steps and no gradients at all break of what a short PGD leaves."""
     found: Seen = {}
     stands = still_right(model, look, PGD(eps, norm, steps=20, loss=margin, seed=seed))
