@@ -21,7 +21,7 @@ from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.losses import Smoothed, cross_entropy, margin_cross_entropy
 from mrboost.recipes import Learner, OneCycle, OnPerturbed, Piecewise, Recipe
-from mrboost.recipes.config import resolve
+from mrboost.recipes.config import describe, resolve
 from mrboost.runs import folder as runs
 from mrboost.seeds import derive
 from mrboost.training import ema as average
@@ -397,7 +397,7 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(
     """Files hold rows; a fused step of SGD refuses momentum that lies
     otherwise than its weights."""
     torch.manual_seed(0)
-    run = runs.Run.create(tmp_path / "run", runs.describe(resolve(recipes.AT, tiny), tiny))
+    run = runs.Run.create(tmp_path / "run", describe(resolve(recipes.AT, tiny), tiny))
     states = []
     for _ in range(2):
         learner = models.build("cnn-digits", tiny.shape, 3).to(memory_format=torch.channels_last)
