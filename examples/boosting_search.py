@@ -2,10 +2,7 @@
 GPU, judged by APGD-T.
 
     python examples/boosting_search.py --data cifar10 --data-dir DIR --jobs 4 --out runs/search
-    python examples/boosting_search.py --data digits --epochs-scale 0.1 --n 100 --device cpu      #
-                                                                                                  a
-                                                                                                  dry
-                                                                                                  run
+    python examples/boosting_search.py --data digits --epochs-scale 0.1 --n 100 --device cpu
 
 Each form is one ``mrboost train`` command, which may continue from the first round of another form,
 and one ``mrboost evaluate`` command for all test images (clean, PGD-20) and for ``--n`` of them

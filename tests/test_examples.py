@@ -38,7 +38,7 @@ def test_it_can_be_imported(path: Path) -> None:
 def test_it_loads_mrboost_before_torch(path: Path) -> None:
     """As the command does: mrboost says how idle threads wait, and torch reads that once."""
     names = re.findall(r"^(?:import|from) (mrboost|torch)\b", path.read_text(), re.MULTILINE)
-    assert names[0] == "mrboost"
+    assert names[:1] in (["mrboost"], [])  # one that only starts commands needs neither
 
 
 def test_the_documentation_names_no_other() -> None:
@@ -86,10 +86,14 @@ def test_the_design_names_every_file() -> None:
     table = (ROOT / "docs" / "design.md").read_text()
     package = ROOT / "src" / "mrboost"
     files = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
-    whole = {package / "attacks", package / "data", package / "models"}  # said as folders
-    missing = sorted(
-        str(path) for path in files if path.parent not in whole and f"`{path.name}`" not in table
-    )
+    whole = {"attacks", "data", "models"}  # said as folders
+    from_there = {"game", "studies", "tabular"}  # with tables of their own
+    missing = []
+    for path in sorted(files):
+        room, name = path.parent.name, str(path.relative_to(package))
+        said = path.name if room in from_there else name
+        if room not in whole and f"`{said}`" not in table:
+            missing.append(name)
     assert not missing
 
 
