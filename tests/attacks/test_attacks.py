@@ -10,7 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from commands import SEARCHES
-from mrboost.attacks import CW, FGSM, PGD, FromClean, Gaussian, Search, Uniform, named
+from mrboost.attacks import (
+    CW,
+    FGSM,
+    PGD,
+    Attack,
+    AutoAttack,
+    FromClean,
+    Gaussian,
+    Search,
+    Square,
+    Transfer,
+    Uniform,
+    as_attack,
+    named,
+)
 from mrboost.errors import InputError
 from mrboost.losses import cross_entropy, margin_cross_entropy
 from mrboost.models import build
@@ -245,6 +259,37 @@ def test_a_model_with_noise_of_its_own_leaves_the_random_state(batch) -> None:
 def test_every_attack_has_the_name_it_is_found_by() -> None:
     for name in ("fgsm", "cw", "pgd-20", "pgd-mce-7", "pgd-margin-5"):
         assert named(name, 0.1).name == name
+
+
+def test_attacks_declare_what_they_are(model) -> None:
+    pgd, square = PGD(0.1, steps=7, seed=3), Square(0.2, "L2")
+    assert (pgd.eps, pgd.norm, pgd.steps, pgd.seed, pgd.uses_gradients) == (0.1, "Linf", 7, 3, True)
+    assert (square.eps, square.norm, square.steps, square.uses_gradients) == (
+        0.2,
+        "L2",
+        5000,
+        False,
+    )
+    assert AutoAttack(0.1).uses_gradients
+    for own, attack, uses in ((True, pgd, True), (True, square, False), (False, pgd, False)):
+        transfer = Transfer(attack, model, own)
+        assert (transfer.eps, transfer.norm) == (attack.eps, attack.norm)
+        assert transfer.uses_gradients == uses
+
+
+def test_a_plain_function_is_an_attack(model, batch) -> None:
+    def nothing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+    attack = as_attack(nothing)
+    assert isinstance(attack, Attack)
+    assert (attack.eps, attack.norm, attack.steps, attack.seed) == (None, None, None, None)
+    assert (attack.uses_gradients, attack.work(10)) == (True, 1)
+    assert attack(model, *batch) is batch[0]
+    nothing.eps, nothing.norm, nothing.name = 8 / 255, "Linf", "mine"  # type: ignore[attr-defined]
+    attack = as_attack(nothing)
+    assert (attack.eps, attack.norm, attack.name) == (8 / 255, "Linf", "mine")
+    assert as_attack(attack) is attack
 
 
 @pytest.mark.parametrize(

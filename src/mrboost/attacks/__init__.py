@@ -3,7 +3,7 @@ model left as found."""
 
 from .apgd import APGD
 from .autoattack import AutoAttack
-from .base import Attack, Classifier, attacked
+from .base import Attack, Classifier, as_attack, attacked
 from .fab import FAB
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
 from .registry import named
@@ -27,6 +27,7 @@ __all__ = [
     "Start",
     "Transfer",
     "Uniform",
+    "as_attack",
     "ascend",
     "attacked",
     "named",

@@ -28,14 +28,14 @@ from mrboost.errors import InputError
 from mrboost.seeds import keep_random_state
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, columns
+from .base import Attack, Classifier, attacked, check_batch, check_logits, columns
 
 _BEYOND = 0.05
 """How far to step behind a face, in units of eps."""
 
 
 @dataclass(frozen=True)
-class ARC:
+class ARC(Attack):
     """Fool as many members of a ``Mixture`` as one image can; it takes K backward
     passes a member and step.
 

@@ -23,7 +23,7 @@ from mrboost.losses import dlr
 from mrboost.threat import ball
 
 from .apgd import APGD
-from .base import Classifier, warn_of_probabilities
+from .base import Attack, Classifier, warn_of_probabilities
 from .fab import FAB
 from .search import Search, seed_of
 from .square import Square
@@ -51,7 +51,7 @@ VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
 
 
 @dataclass(frozen=True)
-class AutoAttack:
+class AutoAttack(Attack):
     """The worst case over several attacks, with the settings of the reference.
 
     Args:

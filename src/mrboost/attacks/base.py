@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from textwrap import shorten
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +33,91 @@ _ON_SHAPES = re.compile(
 """Words of an error on images that do not fit a network."""
 
 
-class Attack(Protocol):
-    """``attack(model, x, y)`` gives adversarial images of the shape and dtype of ``x``."""
+class Attack(ABC):
+    """An attack: ``attack(model, x, y)`` gives adversarial images of the shape and dtype of ``x``.
+
+    Subclass it, declare what differs from the defaults below, and write ``__call__``. A plain
+    function ``attack(model, x, y)`` is an attack too, wherever the library takes one: ``as_attack``
+    wraps it.
+
+    Attributes:
+        eps, norm: the ball that the images stay in, as ``ball`` takes it; None if it has none.
+        steps: gradient steps or iterations of one run; None if it has no such number.
+        seed: of its random numbers; None for an attack that draws none, or draws a new seed.
+        uses_gradients: whether it looks at the gradients of the model that it is called with.
+    """
+
+    eps: float | None = None
+    norm: str | None = None
+    steps: int | None = None
+    seed: int | None = None
+    uses_gradients: bool = True
 
     @property
-    def eps(self) -> float: ...
+    def name(self) -> str:
+        """The name that tables use."""
+        return type(self).__name__
 
-    @property
-    def norm(self) -> str: ...
+    def work(self, classes: int) -> int:  # noqa: ARG002 — some depend on it
+        """Evaluations of the model for one image, as the progress bar counts them."""
+        return 1
 
+    @abstractmethod
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``."""
 
 
 @dataclass(frozen=True)
-class Untouched:
+class FunctionAttack(Attack):
+    """A plain callable ``attack(model, x, y)`` as an ``Attack``; made by ``as_attack``."""
+
+    function: Callable[[Classifier, Tensor, Tensor], Tensor]
+    name: str = "function"
+    eps: float | None = None
+    norm: str | None = None
+    steps: int | None = None
+    seed: int | None = None
+    uses_gradients: bool = True
+
+    def work(self, classes: int) -> int:
+        work = getattr(self.function, "work", None)
+        return 1 if work is None else int(work(classes))
+
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,  # noqa: ARG002 — it takes none
+    ) -> Tensor:
+        return self.function(model, x, y)
+
+
+def as_attack(attack: Attack | Callable[[Classifier, Tensor, Tensor], Tensor]) -> Attack:
+    """The attack itself, or a plain callable with the attributes of an attack that it has."""
+    if isinstance(attack, Attack):
+        return attack
+    eps, norm = ball_of(attack)
+    return FunctionAttack(
+        attack,
+        name=str(getattr(attack, "name", type(attack).__name__)),
+        eps=eps,
+        norm=norm,
+        steps=getattr(attack, "steps", None),
+        seed=getattr(attack, "seed", None),
+        uses_gradients=bool(getattr(attack, "uses_gradients", True)),
+    )
+
+
+@dataclass(frozen=True)
+class Untouched(Attack):
     """What any attack does within a ball of radius 0."""
 
-    name: str
-    norm: str
+    name: str = "clean"
+    norm: str = "Linf"
     eps: float = 0.0
 
     def __call__(
@@ -79,7 +143,7 @@ class Rounded(nn.Module):
         return self.model(images.to(self.dtype)).float()
 
 
-def ball_of(attack: Attack | None) -> tuple[float | None, str | None]:
+def ball_of(attack: object) -> tuple[float | None, str | None]:
     """eps and norm, of an attack that says so."""
     eps, norm = getattr(attack, "eps", None), getattr(attack, "norm", None)
     try:
@@ -304,7 +368,7 @@ def columns(function: Classifier, x: Tensor) -> tuple[Tensor, Iterator[Tensor | 
 
 
 @dataclass(frozen=True)
-class BatchedSearch(ABC):
+class BatchedSearch(Attack):
     """An attack as a machine that moves many points at once."""
 
     eps: float = 8 / 255
@@ -337,7 +401,7 @@ class BatchedSearch(ABC):
         """How many runs a point gets: restarts and targets."""
         return 1
 
-    def check(self, x: Tensor, classes: int) -> None:  # noqa: B027 — most searches work on anything
+    def check(self, x: Tensor, classes: int) -> None:
         """Refuse images or models that this search cannot work on, before anything is computed."""
 
     def within(self, lanes: int) -> BatchedSearch:  # noqa: ARG002

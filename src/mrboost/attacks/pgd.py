@@ -29,7 +29,7 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, keep_random_state, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Classifier, attacked, check_batch, check_logits, check_loss, gradient_in
+from .base import Attack, Classifier, attacked, check_batch, check_logits, check_loss, gradient_in
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -101,7 +101,7 @@ def ascend(
 
 
 @dataclass(frozen=True)
-class PGD:
+class PGD(Attack):
     """Projected gradient ascent on a loss of the model's logits.
 
     Args:

@@ -56,7 +56,7 @@ class Square(Search):
     abreast: int = field(default=1280, kw_only=True)
 
     strides = (5, 25)
-    black_box = True
+    uses_gradients = False
 
     @property
     def name(self) -> str:

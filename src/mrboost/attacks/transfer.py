@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mrboost.attacks.base import Attack, Classifier
+from mrboost.attacks.base import Attack, Classifier, as_attack
 from mrboost.errors import InputError, NanLogitsError
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Attack):
     """Adversarial examples made on ``source``, whichever model they are then shown to.
 
     ``own`` says that the source is a part of that model, so that it is attacked with
@@ -24,20 +24,20 @@ class Transfer:
     own: bool = False
 
     @property
-    def black_box(self) -> bool:
-        """Whether the model's gradients are not used."""
-        return not self.own or bool(getattr(self.attack, "black_box", False))
+    def uses_gradients(self) -> bool:  # type: ignore[override]
+        """Whether they are made with gradients of the model that they are shown to."""
+        return self.own and as_attack(self.attack).uses_gradients
 
     @property
-    def eps(self) -> float:
-        return self.attack.eps
+    def eps(self) -> float | None:  # type: ignore[override]
+        return as_attack(self.attack).eps
 
     @property
-    def norm(self) -> str:
-        return self.attack.norm
+    def norm(self) -> str | None:  # type: ignore[override]
+        return as_attack(self.attack).norm
 
     def work(self, classes: int) -> int:
-        return int(getattr(self.attack, "work", lambda _: 1)(classes))
+        return as_attack(self.attack).work(classes)
 
     def __call__(
         self,

@@ -157,7 +157,7 @@ class Measured:
             seconds.sum().item(),
             stages=tuple(stages),
             broken_by=tuple(known["stage"].tolist()) if stages else (),
-            black_box=bool(getattr(attack, "black_box", False)),
+            black_box=not getattr(attack, "uses_gradients", True),
             eps=eps,
             norm=norm,
         )
