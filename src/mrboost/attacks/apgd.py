@@ -27,7 +27,9 @@ from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
-from .base import Classifier, check_loss, gradient_in
+from .base import Classifier
+from .checks import check_loss
+from .gradients import finite_input_gradient
 from .points import State, mistaken
 from .search import Aimed
 
@@ -166,7 +168,7 @@ class APGD(Aimed):
         with torch.enable_grad():
             logits = model(adv.clone())
             losses = self._losses(logits, state)
-            gradient = input_gradient(losses.sum(), adv)
+            gradient = finite_input_gradient(losses.sum(), adv)
         return logits.detach(), losses.detach(), gradient
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
@@ -174,20 +176,6 @@ class APGD(Aimed):
             return (self.loss or cross_entropy)(logits, state["y"], reduction="none")
         loss = self.loss or targeted_dlr
         return loss(logits, state["y"], other=state["target"], reduction="none")  # type: ignore[call-arg]
-
-
-def input_gradient(value: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the images, ``usable``."""
-    return usable(gradient_in(value, x), x)
-
-
-def usable(gradient: Tensor, x: Tensor) -> Tensor:
-    """Zero where it is no number, so that a search goes on from where it can.
-
-    Laid out in memory as the images are, whatever the network does inside: what
-    follows is faster for it.
-    """
-    return torch.nan_to_num(gradient, 0.0, 0.0, 0.0, out=torch.empty_like(x))
 
 
 @lru_cache

@@ -28,7 +28,9 @@ from mrboost.errors import InputError
 from mrboost.seeds import keep_random_state
 from mrboost.threat import Threat, ball, wide
 
-from .base import Attack, Classifier, attacked, check_batch, check_logits, columns
+from .base import Attack, Classifier, attacked
+from .checks import check_batch, check_logits
+from .gradients import column_gradients
 
 _BEYOND = 0.05
 """How far to step behind a face, in units of eps."""
@@ -131,7 +133,7 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
         logits = member(images)
         return logits.amax(dim=1, keepdim=True) - logits
 
-    gaps, gradients = columns(gaps_of, x)
+    gaps, gradients = column_gradients(gaps_of, x)
     label = gaps.argmin(dim=1)
     nearest = torch.full_like(gaps[:, 0], torch.inf)
     direction, normal = torch.zeros_like(x), torch.zeros_like(x)

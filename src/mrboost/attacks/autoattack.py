@@ -23,7 +23,8 @@ from mrboost.losses import dlr
 from mrboost.threat import ball
 
 from .apgd import APGD
-from .base import Attack, Classifier, warn_of_probabilities
+from .base import Attack, Classifier
+from .checks import warn_of_probabilities
 from .fab import FAB
 from .search import Search, seed_of
 from .square import Square

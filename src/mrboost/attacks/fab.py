@@ -29,8 +29,8 @@ from mrboost.errors import InputError
 from mrboost.losses import is_label
 from mrboost.threat import wide
 
-from .apgd import input_gradient, usable
-from .base import Classifier, columns, there
+from .base import Classifier
+from .gradients import check_gradient, column_gradients, finite, finite_input_gradient
 from .points import State, mistaken
 from .search import Aimed
 
@@ -113,9 +113,11 @@ class FAB(Aimed):
         if self.targets:
             with torch.enable_grad():
                 gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
-                return gap.detach(), input_gradient(gap.sum(), adv)
-        gaps, gradients = columns(gaps_of, adv)
-        slopes = torch.stack([usable(there(gradient), adv) for gradient in gradients], dim=1)
+                return gap.detach(), finite_input_gradient(gap.sum(), adv)
+        gaps, gradients = column_gradients(gaps_of, adv)
+        slopes = torch.stack(
+            [finite(check_gradient(gradient), adv) for gradient in gradients], dim=1
+        )
         flat = slopes.flatten(2)
         dual = flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
         label = (

@@ -29,7 +29,9 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, keep_random_state, random_like
 from mrboost.threat import Threat, ball, wide
 
-from .base import Attack, Classifier, attacked, check_batch, check_logits, check_loss, gradient_in
+from .base import Attack, Classifier, attacked
+from .checks import check_batch, check_logits, check_loss
+from .gradients import input_gradient
 
 Objective = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` to one value per example, which the attack raises."""
@@ -95,7 +97,7 @@ def ascend(
     for _ in range(steps):
         x_adv.requires_grad_(True)
         with torch.enable_grad():
-            gradient = gradient_in(objective(x_adv).sum(), x_adv)
+            gradient = input_gradient(objective(x_adv).sum(), x_adv)
         x_adv = threat.project(x_adv.detach() + threat.step(gradient, step_size), x)
     return x_adv
 

@@ -12,6 +12,7 @@ from mrboost.devices import exact_float32
 from mrboost.errors import NanLogitsError
 from mrboost.losses import margin
 from mrboost.seeds import image_keys
+from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
 from .base import LOW_PRECISION, Classifier
@@ -121,7 +122,7 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     lead counts, as if it computed in it.
     """
     with torch.no_grad(), exact_float32():
-        logits = _answers(model, images, _batch(model, images))
+        logits = _answers(model, images, _batch_size(model, images))
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
@@ -133,23 +134,29 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     return logits
 
 
-def _batch(model: Classifier, images: Tensor) -> int:
-    """Few sizes on a CUDA device, which takes longer to get ready for a new one than to run
-    it; else all at once."""
+def _batch_size(model: Classifier, images: Tensor) -> int:
+    """All images at once; on a CUDA device one of two sizes, since it takes longer to prepare for a
+    new size than to compute it."""
     if len(images) == 1 or not images.is_cuda or not isinstance(model, nn.Module):
         return len(images)
     return _FEW if len(images) <= _FEW else _MANY
 
 
 def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:
-    """In batches of so many, or of fewer where the device has no room for them."""
-    more = images[:1].expand(-len(images) % size, *images.shape[1:])
-    try:
-        # Copies of both: a model may work in place, and answer in the same place each time.
-        return torch.cat(
-            [model(part).clone() for part in torch.split(torch.cat([images, more]), size)]
-        )[: len(images)]
-    except torch.OutOfMemoryError:
-        if size == 1:
-            raise
-    return _answers(model, images, size // 2)
+    """The logits, in batches of ``size``, or of less where there is no memory for so many.
+
+    The last batch is filled up with copies of the first image.
+    """
+    logits: list[Tensor] = []
+    position = 0
+    while position < len(images):
+        part = images[position : position + size]
+        more = images[:1].expand(size - len(part), *images.shape[1:])
+        try:
+            # Copies of both: a model may work in place, and answer in the same place each time.
+            logits.append(model(torch.cat([part, more])).clone())
+        except torch.OutOfMemoryError as error:
+            size = halved(size, error)
+            continue
+        position += size
+    return torch.cat(logits)[: len(images)]

@@ -15,7 +15,8 @@ from torch import Tensor
 from mrboost.seeds import hashed_uniform
 from mrboost.threat import wide
 
-from .base import BatchedSearch, Classifier, warn_of_probabilities
+from .base import BatchedSearch, Classifier
+from .checks import warn_of_probabilities
 from .survivors import run
 
 

@@ -28,9 +28,8 @@ from .base import (
     Classifier,
     Rounded,
     attacked,
-    check_batch,
-    check_logits,
 )
+from .checks import check_batch, check_logits
 from .points import Points, State, judge
 
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.attacks import PGD, Attack, Classifier, attacked
-from mrboost.attacks.base import LOW_PRECISION, Rounded, ball_of, check_logits
+from mrboost.attacks.base import LOW_PRECISION, Rounded, ball_of
+from mrboost.attacks.checks import check_logits
 from mrboost.data import Split
 from mrboost.devices import device_of, dtype_of, exact_float32
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError, NanLogitsError
 from mrboost.speed.copies import quick
+from mrboost.speed.memory import halved
 from mrboost.threat import ball
 
 
@@ -99,10 +101,8 @@ def attacked_batches(
                 images = found
             with attacked(model), torch.no_grad(), exact_float32():
                 logits = model(images.clone())  # a model may work in place
-        except torch.OutOfMemoryError:
-            if size == 1 or batch_size is not None:
-                raise
-            size //= 2
+        except torch.OutOfMemoryError as error:
+            size = halved(size, error, fixed=batch_size is not None)
             continue
         except NanLogitsError as error:  # of an attack that numbers the images of a batch
             raise NanLogitsError(first + position + error.image, error.attack or name) from None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-from mrboost.attacks.base import check_batch
+from mrboost.attacks.checks import check_batch
 from mrboost.data import Split, as_tensors
 from mrboost.errors import InputError
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from mrboost.attacks.base import LOW_PRECISION, Classifier, are_probabilities
+from mrboost.attacks.base import LOW_PRECISION, Classifier
+from mrboost.attacks.checks import are_probabilities
 from mrboost.losses import margin
 from mrboost.networks import networks
 

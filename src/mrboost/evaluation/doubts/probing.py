@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier, attacked
-from mrboost.attacks.base import check_batch, check_logits
+from mrboost.attacks.checks import check_batch, check_logits
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture, members_of
 from mrboost.errors import InputError

@@ -1,0 +1,174 @@
+"""What attacks refuse before they compute anything: images, labels, models and losses."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from inspect import signature
+from textwrap import shorten
+
+import torch
+from torch import Tensor, nn
+
+from mrboost.devices import dtype_of
+from mrboost.errors import InputError, UnfitError
+from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
+from mrboost.seeds import keep_random_state
+
+from .base import Classifier, attacked
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse what is not a batch of images in [0, 1] with integer labels."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(
+            f"images and labels must be tensors, got {type(x).__name__} and {type(y).__name__}"
+        )
+    if not x.is_floating_point():
+        raise InputError(
+            f"images must be floating point in [0, 1], got {x.dtype}: divide uint8 images by 255"
+        )
+    if x.ndim < 2 or len(x) == 0:
+        raise InputError(
+            f"images must be a batch (N, …) of at least one, got shape {tuple(x.shape)}"
+        )
+    if y.shape != x.shape[:1]:
+        raise InputError(
+            f"labels must have shape ({len(x)},) to match the images, got {tuple(y.shape)}"
+        )
+    if y.dtype != torch.int64:
+        raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
+    low, high = x.aminmax()
+    if not (low >= 0 and high <= 1):  # also false for NaN
+        beyond = max(-low.item(), high.item() - 1)
+        if x.isnan().any():
+            problem = "contain NaN: replace them"
+        elif beyond < 1e-3:
+            problem = f"go beyond it by {beyond:.2g}: clamp them, as x.clamp(0, 1)"
+        else:
+            problem = (
+                f"span [{low.item():.4g}, {high.item():.4g}]: rescale them, normalise inside the "
+                "model"
+            )
+        raise InputError(f"images must lie in [0, 1], these {problem}")
+
+
+def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
+    """The number K of classes; refuses a model that does not answer the first image with logits
+    ``(1, K)``, and labels beyond K."""
+    if not callable(model) or isinstance(model, type):
+        raise InputError(
+            f"a model is an nn.Module or a function, got {model!r}: mrboost.load(folder) loads "
+            "a run's"
+        )
+    # Of images without channels two: a convolution would take one for an image without a batch.
+    n = 2 if x.ndim == 3 else 1
+    try:
+        with torch.no_grad():
+            logits: object = model(x[:1].clone())  # a model may work in place
+            if n == 2:
+                logits = model(torch.cat([x[:1], x[:1]]))
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        if (refusal := _refusal(error, model, x)) is None:
+            raise
+        raise refusal from error
+    if not isinstance(logits, Tensor):
+        remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
+        raise _no_logits(n, f"{type(logits).__name__}{remedy}")
+    if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
+        raise _no_logits(n, str(tuple(logits.shape)))
+    if not logits.is_floating_point():
+        raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
+    classes = logits.shape[1]
+    low, high = y.min().item(), y.max().item()
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"labels must lie in 0..{classes - 1} for a model of {classes} classes, got "
+            f"{low}..{high}"
+        )
+    return classes
+
+
+def _no_logits(n: int, got: str) -> InputError:
+    return InputError(
+        f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave {got}"
+    )
+
+
+_ON_SHAPES = re.compile(
+    r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.IGNORECASE
+)
+"""Words of an error on images that do not fit a network. For an operation on wrong shapes torch
+raises a RuntimeError as for any other fault: only its message tells them apart."""
+
+
+def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | None:
+    """What to tell the user about an error of the model on the first image; None for an error
+    that is none of his images'."""
+    message = str(error)
+    if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in message:
+        return None
+    if "more than 1 value per channel" in message:
+        return InputError(
+            "the model takes its statistics from the batch, in eval mode too, and one image "
+            "has none: give its BatchNorm running statistics (track_running_stats=True, no "
+            "training=True in its forward)"
+        )
+    if _ON_SHAPES.search(message):
+        shape = ", ".join(map(str, ("N", *x.shape[1:])))
+        return UnfitError(
+            f"the model does not take images of shape ({shape}): give them as it was "
+            f"trained on them; it says: {shorten(message, 240)}",
+            error,
+        )
+    dtype = dtype_of(model, torch.float32)
+    if isinstance(error, RuntimeError) and x.dtype != dtype:
+        return InputError(
+            f"the model does not take images of {x.dtype}: convert them to its own type, "
+            f"x.to({dtype})"
+        )
+    return None
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether all rows look like probabilities: none negative, and a sum of one."""
+    slack = max(1e-3, 8 * torch.finfo(logits.dtype).eps)
+    return not (logits < 0).any() and bool(((logits.sum(dim=1) - 1).abs() < slack).all())
+
+
+def warn_of_probabilities(model: Classifier, x: Tensor) -> None:
+    """Warn who calls an attack directly; ``evaluate`` has this among its doubts."""
+    with attacked(model), keep_random_state(x.device), torch.no_grad():
+        if are_probabilities(model(x[:8].clone())):
+            warnings.warn(
+                "the model returns probabilities, in which losses of logits are nearly flat: the "
+                "attack is weak. Return the logits, or take the logarithm",
+                stacklevel=3,
+            )
+
+
+def check_loss(loss: Loss, *, aimed: bool = False) -> None:
+    """Refuse a loss that does not take what an attack gives it."""
+    if loss in (kl_divergence, margin_kl_divergence):
+        raise InputError(
+            f"{loss.__name__} compares two batches of logits, not logits with labels: give "
+            "cross_entropy"
+        )
+    call: Callable[..., object] = loss
+    if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__:
+        call = loss.forward
+    arguments = {"reduction": "none"} | ({"other": None} if aimed else {})
+    try:
+        signature(call, follow_wrapped=False).bind(None, None, **arguments)
+    except ValueError:  # a scripted or built-in function does not tell
+        return
+    except TypeError as error:
+        how = "it is called as loss(logits, y"
+        like = "mrboost.losses.cross_entropy"
+        if aimed:
+            how = "with targets it is called as loss(logits, y, other=…"
+            like = "mrboost.losses.targeted_dlr"
+        raise InputError(
+            f"{how}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
+        ) from None
