@@ -27,10 +27,10 @@ from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
-from .base import Classifier
+from .base import Classifier, State
 from .checks import check_loss
 from .gradients import finite_input_gradient
-from .points import State, mistaken
+from .points import mistaken
 from .search import Aimed
 
 
@@ -67,7 +67,8 @@ class APGD(Aimed):
         if self.loss is not None:
             check_loss(self.loss, aimed=self.targets > 0)
 
-    strides = (6, 17)  # both end next to 101 evaluations
+    cpu_stride = 6  # both end next to 101 evaluations
+    cuda_stride = 17
 
     @property
     def name(self) -> str:
@@ -78,7 +79,7 @@ class APGD(Aimed):
         return f"apgd{short.get(loss, f'-{loss}')}{'-t' if self.targets else ''}"
 
     @property
-    def patient(self) -> bool:  # type: ignore[override]
+    def patient(self) -> bool:
         return self.eot > 1
 
     def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.errors import InputError
-from mrboost.files import State
 from mrboost.networks import networks
 from mrboost.threat import Threat, ball, wide
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any
 differentiable function."""
+State = dict[str, Tensor]
+"""The lanes of a ``BatchedSearch``: tensors with one row for each lane."""
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
@@ -171,19 +172,29 @@ def attacked(*models: Classifier) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BatchedSearch(Attack):
-    """An attack as a machine that moves many points at once."""
+    """An attack that can run on many images at once, each at its own iteration.
+
+    It keeps no state of its own: ``begin`` makes a dictionary of tensors, whose rows are lanes, and
+    ``step`` maps it to the next. ``survivors.Queue`` decides what runs in the lanes. A state has at
+    least these entries:
+
+    ==========  ==========================================================
+    ``x, y``    the clean image and its label
+    ``t``       evaluations of the model so far
+    ``hit``     whether ``found`` is misclassified, as far as the copy of the model says
+    ``found``   the image to show to the judge
+    ==========  ==========================================================
+    """
 
     eps: float = 8 / 255
     norm: str = "Linf"
     steps: int = field(default=100, kw_only=True)
     seed: int | None = field(default=0, kw_only=True)
 
-    patient = False
-    """Whether a hit must wait for the job's end (a randomised model may answer
-    otherwise the next time)."""
-    strides = (5, 10)
-    """Steps between two looks at the lanes: on the CPU, and where looking means
-    waiting for a device."""
+    cpu_stride = 5
+    """Steps between two looks at the lanes on the CPU."""
+    cuda_stride = 10
+    """The same on a CUDA device, where to look means to wait for it."""
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
@@ -191,24 +202,18 @@ class BatchedSearch(Attack):
             raise InputError(f"{self.name} needs at least 1 step, got {self.steps}")
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name that tables use."""
+    def patient(self) -> bool:
+        """Whether a hit waits for the end of its job, since a randomised model may answer otherwise
+        the next time."""
+        return False
 
     @property
     def threat(self) -> Threat:
         return ball(self.norm, self.eps)
 
     def jobs(self, classes: int) -> int:  # noqa: ARG002 — some have one for each target
-        """How many runs a point gets: restarts and targets."""
+        """How many runs an image gets: restarts and targets."""
         return 1
-
-    def check(self, x: Tensor, classes: int) -> None:
-        """Refuse images or models that this search cannot work on, before anything is computed."""
-
-    def within(self, lanes: int) -> BatchedSearch:  # noqa: ARG002
-        """The same search, that evaluates no more than so many images at a time."""
-        return self
 
     def evaluations(self) -> int:
         """Evaluations of the model in one job."""
@@ -218,10 +223,23 @@ class BatchedSearch(Attack):
         """Evaluations of the model for one image that withstands."""
         return self.jobs(classes) * self.evaluations()
 
+    def check(self, x: Tensor, classes: int) -> None:
+        """Refuse images or models that this search cannot work on, before anything is computed."""
+
+    def within(self, lanes: int) -> BatchedSearch:  # noqa: ARG002
+        """The same search, which shows the model no more than so many images at a time."""
+        return self
+
     @abstractmethod
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
-        """Fresh lanes for points ``x``, each about to run its job number ``job``; ``keys``
-        belong to point and job."""
+        """The state of new lanes.
+
+        Args:
+            x, y: image and label of each lane.
+            ranking: classes by falling logit of the clean image, ``(N, K)``.
+            keys: a number for each lane, from which its random numbers follow.
+            job: which of the image's jobs it is to run.
+        """
 
     @abstractmethod
     def step(self, model: Classifier, state: State) -> State:
@@ -236,5 +254,5 @@ class BatchedSearch(Attack):
         }
 
     def refute(self, state: State, lanes: Tensor) -> None:
-        """The model itself does not agree that these lanes were hits: go on."""
+        """Go on in these lanes: the model itself did not agree that they were hits."""
         state["hit"][lanes] = False

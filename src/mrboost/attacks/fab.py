@@ -29,9 +29,9 @@ from mrboost.errors import InputError
 from mrboost.losses import is_label
 from mrboost.threat import wide
 
-from .base import Classifier
+from .base import Classifier, State
 from .gradients import check_gradient, column_gradients, finite, finite_input_gradient
-from .points import State, mistaken
+from .points import mistaken
 from .search import Aimed
 
 _NEWTON_STEPS = 7

@@ -1,5 +1,5 @@
-"""What is known of each point while attacks run on it, and the judge of what they
-offer: the model itself."""
+"""What is known of each image while searches run on it, and the judge of what they find: the
+model itself."""
 
 from __future__ import annotations
 
@@ -15,47 +15,48 @@ from mrboost.seeds import image_keys
 from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
-from .base import LOW_PRECISION, Classifier
+from .base import LOW_PRECISION, Classifier, State
 
-_JUDGED, _FEW, _MANY = 512, 32, 256
-State = dict[str, Tensor]
-"""Of each lane: ``x``, ``y``, the ``found`` image, whether it is a ``hit``, the evaluations so
-far ``t``, and more."""
+_CLEAN_BATCH = 512
+_CUDA_BATCHES = (32, 256)
 
 
 @dataclass
 class Points:
-    """What is known of each point: the worst image found so far, its margin (> 0:
-    misclassified), who broke it."""
+    """What is known of each image: the worst version found so far, and which attack broke it.
+
+    Attributes:
+        x, y: images and labels.
+        keys: a number for each image, from which its random numbers follow.
+        ranking: classes by falling logit of the clean image; targets are taken in this order.
+        adv: the worst version found so far.
+        margin: its margin; positive where it is misclassified.
+        broken_by: number of the attack that broke the image, 0 if the clean one is misclassified,
+            −1 while it stands. On the CPU.
+        done: which jobs of the search under way are finished, ``(N, jobs)``. On the CPU.
+        first: the number that messages give to the first image.
+        lanes: the state of the search under way, with ``owner`` and ``job`` of each lane.
+        most: how many lanes the search under way fills; 0 before it has begun.
+    """
 
     x: Tensor
     y: Tensor
     keys: Tensor
     ranking: Tensor
-    """Classes by falling clean logit: the targets."""
     adv: Tensor
     margin: Tensor
     broken_by: Tensor
-    """Number of the attack that broke the point, 0 for the clean image; −1 while
-    it stands. On the CPU."""
     done: Tensor
-    """Which jobs of the attack under way are finished, ``(N, jobs)``. On the CPU."""
     first: int = 0
-    """The number that messages give to the first image."""
     lanes: State = field(default_factory=dict)
-    """The state of the search under way, and as ``owner`` and ``job`` what runs in each lane."""
     most: int = 0
-    """How many lanes the search under way fills; 0 before it has begun."""
 
     @classmethod
     def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
+        """The clean images, as the model answers them."""
         numbers = torch.arange(first, first + len(x))
-        logits = torch.cat(
-            [
-                judge(model, x[part.to(x.device) - first], "", part)
-                for part in torch.split(numbers, _JUDGED)
-            ]
-        )
+        parts = zip(*(torch.split(one, _CLEAN_BATCH) for one in (x, numbers)), strict=True)
+        logits = torch.cat([judge(model, images, "", number) for images, number in parts])
         wrong = logits.argmax(dim=1) != y
         return cls(
             x=x,
@@ -71,65 +72,83 @@ class Points:
 
     @property
     def alive(self) -> Tensor:
+        """Which images stand. On the CPU."""
         return self.broken_by < 0
 
     def learn(self, who: Tensor, images: Tensor, logits: Tensor, number: int) -> Tensor:
-        """Images offered by attack ``number`` for the points ``who``: keep the worst, and
-        say which are broken."""
+        """Keep the worse of what is known and what attack ``number`` found.
+
+        Args:
+            who: the indices of the points; no point twice.
+            images, logits: what was found for each, and the model's answer.
+            number: of the attack.
+
+        Returns:
+            Which of the images are misclassified. On the CPU.
+        """
         point = who.to(images.device)
         margins = margin(logits, self.y[point], reduction="none")
-        # Not for two that are infinite
+        # The second condition is false for a margin of two infinite logits, which is NaN.
         broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)
-        taken = broken | (margins > self.margin[point])
-        self.adv[point] = torch.where(wide(taken, images), images, self.adv[point])
-        self.margin[point] = torch.where(taken, margins, self.margin[point])
+        worse = broken | (margins > self.margin[point])
+        self.adv[point] = torch.where(wide(worse, images), images, self.adv[point])
+        self.margin[point] = torch.where(worse, margins, self.margin[point])
         broken = broken.cpu()
         self.broken_by[who[broken]] = number
         return broken
 
-    def pending(self, owner: Tensor, job: Tensor) -> Tensor:
-        """Pairs (job, point) that stand, are not finished and run in no lane, low jobs first."""
-        waiting = ~self.done & self.alive[:, None]
-        waiting[owner, job] = False
-        return waiting.T.nonzero()
-
     def saved(self) -> State:
         """What ``restore`` needs to go on."""
-        known = {name: getattr(self, name) for name in ("adv", "margin", "broken_by", "done")}
-        known["most"] = torch.tensor(self.most)
-        return known | {f"lanes.{name}": value for name, value in self.lanes.items()}
+        lanes = {f"lanes.{name}": value for name, value in self.lanes.items()}
+        return lanes | {
+            "adv": self.adv,
+            "margin": self.margin,
+            "broken_by": self.broken_by,
+            "done": self.done,
+            "most": torch.tensor(self.most),
+        }
 
     def restore(self, saved: State) -> None:
-        for name, tensor in saved.items():
-            if name == "most":
-                self.most = int(tensor)
-            elif name.startswith("lanes."):
-                self.lanes[name.removeprefix("lanes.")] = tensor
-            elif hasattr(self, name):
-                setattr(self, name, tensor.to(getattr(self, name).device))
+        """Go on from what ``saved`` returned, for the same images; other entries are ignored."""
+        device = self.x.device
+        self.adv = saved["adv"].to(device)
+        self.margin = saved["margin"].to(device)
+        self.broken_by = saved["broken_by"].cpu()
+        self.done = saved["done"].cpu()
+        self.most = int(saved["most"])
+        for name, value in saved.items():
+            if name.startswith("lanes."):
+                self.lanes[name.removeprefix("lanes.")] = value
 
 
 def mistaken(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether an image is misclassified, or its logits are NaN, which is for the judge to see."""
+    """Whether an image is misclassified; also where logits are NaN, which the judge refuses."""
     return (logits.argmax(dim=1) != y) | logits.isnan().any(dim=1)
 
 
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:
-    """The model's own logits on images of these numbers; they must be numbers themselves.
+    """The model's own logits, in its own precision; NaN is refused.
 
-    Where the first two are equal but for the last bits, which change with the size of the batch,
-    the image is judged alone. Of a model that answers in low precision (under autocast, say) any
-    lead counts, as if it computed in it.
+    Where the two largest are equal but for the last bits, which change with the size of the batch,
+    the image is judged alone. Logits in low precision (of a model under autocast, say) are
+    converted to float32, so that any difference between them counts.
+
+    Args:
+        attack: the name that a message gives to the attack.
+        who: the numbers that it gives to the images.
     """
     with torch.no_grad(), exact_float32():
         logits = _answers(model, images, _batch_size(model, images))
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
-    logits = logits.float() if logits.dtype in LOW_PRECISION else logits
+    if logits.dtype in LOW_PRECISION:
+        logits = logits.float()
+    if len(images) == 1:
+        return logits
     first, second = logits.topk(2, dim=1).values.unbind(dim=1)
     close = first - second <= 16 * torch.finfo(logits.dtype).eps * (first.abs() + second.abs())
-    for i in close.nonzero().squeeze(1).tolist() if len(images) > 1 else ():
+    for i in close.nonzero().squeeze(1).tolist():
         logits[i] = judge(model, images[i : i + 1], attack, who[i : i + 1])[0]
     return logits
 
@@ -139,7 +158,8 @@ def _batch_size(model: Classifier, images: Tensor) -> int:
     new size than to compute it."""
     if len(images) == 1 or not images.is_cuda or not isinstance(model, nn.Module):
         return len(images)
-    return _FEW if len(images) <= _FEW else _MANY
+    small, large = _CUDA_BATCHES
+    return small if len(images) <= small else large
 
 
 def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:

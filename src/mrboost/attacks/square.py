@@ -29,8 +29,7 @@ from mrboost.losses import margin
 from mrboost.seeds import hashed, hashed_uniform
 from mrboost.threat import wide
 
-from .base import Classifier
-from .points import State
+from .base import Classifier, State
 from .search import Search
 
 _AHEAD, _NUMBERS = 8, 2**22
@@ -55,7 +54,7 @@ class Square(Search):
     share: float = field(default=0.8, kw_only=True)
     abreast: int = field(default=1280, kw_only=True)
 
-    strides = (5, 25)
+    cuda_stride = 25
     uses_gradients = False
 
     @property
