@@ -28,7 +28,7 @@ from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.threat import wide
 
 from .base import Classifier, State
-from .checks import check_loss
+from .checks import check_loss, loss_suffix
 from .gradients import finite_input_gradient
 from .points import mistaken
 from .search import Aimed
@@ -72,11 +72,9 @@ class APGD(Aimed):
 
     @property
     def name(self) -> str:
-        short = {"cross_entropy": "-ce", "margin_cross_entropy": "-mce", "targeted_dlr": ""}
-        loss = getattr(
-            self.loss or (targeted_dlr if self.targets else cross_entropy), "__name__", "loss"
-        )
-        return f"apgd{short.get(loss, f'-{loss}')}{'-t' if self.targets else ''}"
+        if self.targets:
+            return f"apgd{loss_suffix(self.loss or targeted_dlr, plain='targeted_dlr')}-t"
+        return f"apgd{loss_suffix(self.loss or cross_entropy)}"
 
     @property
     def patient(self) -> bool:
@@ -94,7 +92,8 @@ class APGD(Aimed):
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         adv = self.start(x, keys, self.eps)
-        zero, none = x.new_zeros(len(x)), torch.zeros_like(y, dtype=torch.bool)
+        zero = x.new_zeros(len(x))
+        none = torch.zeros_like(y, dtype=torch.bool)
         return {
             "x": x,
             "y": y,
@@ -115,7 +114,8 @@ class APGD(Aimed):
         }
 
     def step(self, model: Classifier, state: State) -> State:
-        s, adv, t = state, state["adv"], state["t"]
+        s = state
+        adv, t = s["adv"], s["t"]
         logits, losses, gradient = self._evaluate(model, s)
         wrong = mistaken(logits, s["y"])
         better = losses > s["best_loss"]
@@ -139,7 +139,10 @@ class APGD(Aimed):
         return s | {
             "t": t + 1,
             "hit": s["hit"] | wrong,
-            "found": torch.where(wide(wrong, adv), s["adv"], self._best(s, best)),
+            # The last image that was misclassified, or else the one of highest loss.
+            "found": torch.where(
+                wide(wrong, adv), s["adv"], torch.where(wide(s["hit"], best), s["found"], best)
+            ),
             "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x),
             "old": adv,
             "size": size,
@@ -152,17 +155,15 @@ class APGD(Aimed):
             "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
         }
 
-    def _best(self, state: State, best: Tensor) -> Tensor:
-        """What to offer: the last image that was misclassified, or the one of highest loss."""
-        return torch.where(wide(state["hit"], best), state["found"], best)
-
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and losses of one pass, and the gradient, over several if they differ."""
+        """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
         logits, losses, gradient = self._pass(model, state)
+        if self.eot == 1:
+            return logits, losses, gradient
         for _ in range(self.eot - 1):
             logits, losses, another = self._pass(model, state)
             gradient += another
-        return logits, losses, gradient if self.eot == 1 else gradient / self.eot
+        return logits, losses, gradient / self.eot
 
     def _pass(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         adv = state["adv"].detach().requires_grad_(True)
@@ -184,7 +185,8 @@ def _checkpoints(steps: int, device: torch.device) -> Tensor:
     """For each iteration 0..steps, the length of the window that ends there; 0
     between checkpoints."""
     window, least, shrink = (max(int(share * steps), 1) for share in (0.22, 0.06, 0.03))
-    found, position = [0] * (steps + 1), 0
+    found = [0] * (steps + 1)
+    position = 0
     while position + window <= steps:
         position += window
         found[position] = window

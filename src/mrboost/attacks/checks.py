@@ -172,3 +172,12 @@ def check_loss(loss: Loss, *, aimed: bool = False) -> None:
         raise InputError(
             f"{how}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
         ) from None
+
+
+def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:
+    """What a loss adds to an attack's name: ``-mce``, say; nothing for the ``plain`` one."""
+    name = getattr(loss, "__name__", "loss")
+    if name == plain:
+        return ""
+    short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
+    return f"-{short.get(name, name)}"

@@ -36,6 +36,7 @@ from .search import Aimed
 
 _NEWTON_STEPS = 7
 _FAR = 1e30
+"""λ where no pixel has room left: further than any."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,12 @@ class FAB(Aimed):
             torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm
         )
         lengths = self.threat.distance(moves, moves.new_zeros(())).clamp(min=1e-8)
-        here, clean = moves.chunk(2)
-        alpha = wide(
-            (lengths[: len(x)] / (lengths[: len(x)] + lengths[len(x) :])).clamp(max=self.alpha), x
-        )
-        ahead, back = (
-            torch.add(adv, here, alpha=self.overshoot),
-            torch.add(x, clean, alpha=self.overshoot),
-        )
-        new = ahead.lerp_(back, alpha).clamp_(0, 1)
+        move, clean_move = moves.chunk(2)
+        length, clean_length = lengths.chunk(2)
+        alpha = wide((length / (length + clean_length)).clamp(max=self.alpha), x)
+        beyond = torch.add(adv, move, alpha=self.overshoot)
+        clean_beyond = torch.add(x, clean_move, alpha=self.overshoot)
+        new = beyond.lerp_(clean_beyond, alpha).clamp_(0, 1)
         with torch.no_grad():
             wrong = mistaken(model(new.clone()), y)
         success = wrong & (self.threat.distance(new, x) <= self.eps)
@@ -119,35 +117,44 @@ class FAB(Aimed):
             [finite(check_gradient(gradient), adv) for gradient in gradients], dim=1
         )
         flat = slopes.flatten(2)
-        dual = flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
-        label = (
-            (gaps.abs() / (dual + 1e-12)).masked_fill(is_label(gaps, y), torch.inf).argmin(dim=1)
+        dual_norms = (
+            flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
         )
-        return gaps.gather(1, label[:, None]).squeeze(1), slopes[
-            torch.arange(len(y), device=y.device), label
-        ]
+        distances = (gaps.abs() / (dual_norms + 1e-12)).masked_fill(is_label(gaps, y), torch.inf)
+        label = distances.argmin(dim=1)
+        gap = gaps.gather(1, label[:, None]).squeeze(1)
+        return gap, slopes[torch.arange(len(y), device=y.device), label]
 
 
 def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
-    """The smallest move from ``start`` inside [0, 1] that changes a linear function by ``−gap``.
+    """The smallest move inside the box that changes a linear function by ``−gap``.
 
-    As far as the box allows, where that is not far enough.
+    Args:
+        start: where it starts, images in [0, 1].
+        slope: the gradient of the linear function.
+        gap: its value at ``start``, one for each image.
+        norm: in which the move is smallest, "Linf" or "L2".
+
+    Returns:
+        The move; where the box does not allow the whole change, the one that changes most.
     """
     flat, slopes = start.flatten(1), slope.flatten(1)
-    price, downhill = slopes.abs(), slopes.sign() * -gap.sign()[:, None]
+    steepness = slopes.abs()
+    downhill = slopes.sign() * -gap.sign()[:, None]
     room = torch.where(downhill > 0, 1 - flat, flat)
-    # A pixel adds to the fall for each λ until it meets the box, and then no more.
-    pace, most, full = (
-        (price, price * room, room)
-        if norm == "Linf"
-        else (price.square(), price * room, room / price)
-    )
+    # A pixel lowers the function by ``rate`` for each unit of λ, until it meets the box at
+    # λ = ``full`` and has lowered it by ``most``.
+    most = steepness * room
+    rate, full = steepness, room
+    if norm == "L2":
+        rate, full = steepness.square(), room / steepness
     wanted = gap.abs()[:, None]
-    spent = torch.zeros_like(wanted)
+    spent = torch.zeros_like(wanted)  # λ
     for _ in range(_NEWTON_STEPS):
         free = full > spent
-        rate = (pace * free).sum(dim=1, keepdim=True)
-        reached = spent * rate + (most * ~free).sum(dim=1, keepdim=True)
-        spent = torch.where(rate > 0, spent + (wanted - reached).clamp(min=0) / rate, _FAR)
-    moves = spent if norm == "Linf" else spent * price
+        total_rate = (rate * free).sum(dim=1, keepdim=True)
+        reached = spent * total_rate + (most * ~free).sum(dim=1, keepdim=True)
+        missing = (wanted - reached).clamp(min=0)
+        spent = torch.where(total_rate > 0, spent + missing / total_rate, _FAR)
+    moves = spent if norm == "Linf" else spent * steepness
     return (downhill * torch.minimum(moves, room)).view_as(start)

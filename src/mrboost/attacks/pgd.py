@@ -30,7 +30,7 @@ from mrboost.seeds import ImageStreams, Randomness, keep_random_state, random_li
 from mrboost.threat import Threat, ball, wide
 
 from .base import Attack, Classifier, attacked
-from .checks import check_batch, check_logits, check_loss
+from .checks import check_batch, check_logits, check_loss, loss_suffix
 from .gradients import input_gradient
 
 Objective = Callable[[Tensor], Tensor]
@@ -91,8 +91,19 @@ def ascend(
     start: Start,
     source: Randomness = None,
 ) -> Tensor:
-    """The last iterate of projected steepest ascent on a per-example objective, within
-    ``threat`` around ``x``."""
+    """Projected steepest ascent on any objective of the images.
+
+    Args:
+        objective: images ``(N, …)`` to one value per example, which the ascent raises.
+        x: the clean images.
+        threat: what the adversary may do to them.
+        steps, step_size: number and length of the steps.
+        start: the perturbation that it starts from.
+        source: of the start's random numbers.
+
+    Returns:
+        The last iterate.
+    """
     x_adv = threat.project(x + start(x, threat, source), x)
     for _ in range(steps):
         x_adv.requires_grad_(True)
@@ -151,12 +162,9 @@ class PGD(Attack):
             return "fgsm"
         if self == CW(self.eps, self.norm):
             return "cw"
-        short = {"cross_entropy": "", "margin_cross_entropy": "-mce"}
-        loss = getattr(self.loss, "__name__", "loss")
-        return f"pgd{short.get(loss, f'-{loss}')}-{self.steps}"
+        return f"pgd{loss_suffix(self.loss, plain='cross_entropy')}-{self.steps}"
 
-    def work(self, classes: int) -> int:  # noqa: ARG002 — other attacks need it
-        """Evaluations of the model for one image."""
+    def work(self, classes: int) -> int:  # noqa: ARG002 — the same for any number
         return self.steps * self.restarts
 
     @property
@@ -194,10 +202,8 @@ class PGD(Attack):
                 trial = self._ascent(model, x, y, source)
                 trial_wrong, trial_loss = self._score(model, trial, y)
                 better = (trial_wrong > wrong) | ((trial_wrong == wrong) & (trial_loss > loss))
-                wrong, loss = (
-                    torch.where(better, trial_wrong, wrong),
-                    torch.where(better, trial_loss, loss),
-                )
+                wrong = torch.where(better, trial_wrong, wrong)
+                loss = torch.where(better, trial_loss, loss)
                 best = torch.where(wide(better, x), trial, best)
         return best
 
@@ -210,11 +216,9 @@ class PGD(Attack):
         """Whether each example is misclassified, or with which probability, and its loss."""
         with torch.no_grad():
             logits = model(x.clone())
-            wrong = (
-                1 - model.expected_correct(x, y)
-                if isinstance(model, Mixture)
-                else (logits.argmax(dim=1) != y)
-            )
+            wrong = logits.argmax(dim=1) != y
+            if isinstance(model, Mixture):
+                wrong = 1 - model.expected_correct(x, y)
             return wrong.float(), self.loss(logits, y, reduction="none").float()
 
 

@@ -32,8 +32,10 @@ from mrboost.threat import wide
 from .base import Classifier, State
 from .search import Search
 
-_AHEAD, _NUMBERS = 8, 2**22
-"""At most so many queries of a lane at a time, and numbers in the images of all lanes' queries."""
+_MOST_QUERIES = 8
+"""Of one lane at a time."""
+_MOST_NUMBERS = 2**22
+"""In the images of all lanes' queries."""
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
@@ -90,48 +92,48 @@ class Square(Search):
         """The next queries of each lane, several at a time: most change nothing, and what follows
         the first that does is forgotten, so that it is as if each had waited for the last."""
         lanes = len(state["t"])
-        ahead = max(1, min(_AHEAD, self.abreast // lanes, _NUMBERS // state["x"].numel()))
-        t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
-        trial = (self._squares if self.norm == "Linf" else self._moves)(state, t)
-        margins = self._margins(model, trial, state, ahead)
-        better = (
-            (margins > state["margin"][:, None]) & ~state["hit"][:, None] & (t < self.evaluations())
+        ahead = max(
+            1, min(_MOST_QUERIES, self.abreast // lanes, _MOST_NUMBERS // state["x"].numel())
         )
-        some, first = better.any(dim=1), better.byte().argmax(dim=1)
+        t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
+        propose = self._squares if self.norm == "Linf" else self._moves
+        trial = propose(state, t)
+        margins = self._margins(model, trial, state, ahead)
+        searching = ~state["hit"][:, None] & (t < self.evaluations())
+        better = (margins > state["margin"][:, None]) & searching
+        some = better.any(dim=1)
+        first = better.byte().argmax(dim=1)
         chosen = first + torch.arange(0, lanes * ahead, ahead, device=first.device)
         margins = torch.where(some, margins.flatten()[chosen], state["margin"])
+        made = torch.where(some, first + 1, ahead * ~state["hit"])
         return state | {
-            "t": (state["t"] + torch.where(some, first + 1, ahead * ~state["hit"])).clamp(
-                max=self.evaluations()
-            ),
+            "t": (state["t"] + made).clamp(max=self.evaluations()),
             "hit": margins > 0,
             "margin": margins,
             "found": torch.where(wide(some, trial), trial[chosen], state["found"]),
         }
 
     def _margins(self, model: Classifier, trial: Tensor, state: State, ahead: int) -> Tensor:
-        """Of the trials. One that is the image found so far is not asked for again, where
-        looking costs nothing."""
+        """The margins of the trials, ``(N, ahead)``. On the CPU a trial that equals the image found
+        so far is not evaluated again; on a device, to know which do would mean to wait for it."""
         y, known = (
             state[key].repeat_interleave(ahead, output_size=len(trial)) for key in ("y", "margin")
         )
-        new: Tensor | slice = slice(None)
-        if trial.device.type == "cpu":
-            changed = (
-                (trial.view(-1, ahead, *trial.shape[1:]) != state["found"][:, None])
-                .flatten(2)
-                .any(dim=2)
-            )
-            new = (changed.flatten() | known.isneginf()).nonzero().squeeze(1)
-            if len(new) == 0:
-                return known.view(-1, ahead)
+        if trial.device.type != "cpu":
+            return self._margins_of(model, trial, y).view(-1, ahead)
+        per_lane = trial.view(-1, ahead, *trial.shape[1:])
+        changed = (per_lane != state["found"][:, None]).flatten(2).any(dim=2).flatten()
+        new = (changed | known.isneginf()).nonzero().squeeze(1)
+        if len(new):
+            known = known.index_copy(0, new, self._margins_of(model, trial[new], y[new]))
+        return known.view(-1, ahead)
+
+    @staticmethod
+    def _margins_of(model: Classifier, images: Tensor, y: Tensor) -> Tensor:
+        """Margins; infinite where they are NaN, so that the judge sees the image and refuses it."""
         with torch.no_grad():
-            margins = margin(model(trial[new].clone()), y[new], reduction="none").to(trial.dtype)
-        # NaN is for the judge to see
-        margins = margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        return (margins if isinstance(new, slice) else known.index_copy(0, new, margins)).view(
-            -1, ahead
-        )
+            margins = margin(model(images.clone()), y, reduction="none").to(images.dtype)
+        return margins.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
     def refute(self, state: State, lanes: Tensor) -> None:
         super().refute(state, lanes)
@@ -145,21 +147,19 @@ class Square(Search):
     def _squares(self, state: State, t: Tensor) -> Tensor:
         """The trials of queries ``t``, ``(N, A)``, lane by lane: a square at the top or
         the bottom of the ball."""
-        x, (channels, height, width) = state["x"], state["x"].shape[1:]
-        size = _schedule(self.steps, self.share, height, width, 1, x.device)[0][
-            self._query(t)
-        ].flatten()
+        x = state["x"]
+        channels, height, width = x.shape[1:]
+        sides, _, _ = _schedule(self.steps, self.share, height, width, 1, x.device)
+        size = sides[self._query(t)].flatten()
         draw = hashed_uniform(hashed(state["keys"][:, None], t).flatten(), (2 + channels,))
         # The first is the start
         inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)
-        bottom, top = (x - self.eps).clamp_(min=0)[:, None], (x + self.eps).clamp_(max=1)[:, None]
-        inside, up = (
-            inside.view(*t.shape, 1, height, width),
-            (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1),
-        )
-        return torch.where(inside, torch.where(up, top, bottom), state["found"][:, None]).flatten(
-            0, 1
-        )
+        bottom = (x - self.eps).clamp_(min=0)[:, None]
+        top = (x + self.eps).clamp_(max=1)[:, None]
+        inside = inside.view(*t.shape, 1, height, width)
+        up = (draw[:, 2:] > 0.5).view(*t.shape, channels, 1, 1)
+        square = torch.where(up, top, bottom)
+        return torch.where(inside, square, state["found"][:, None]).flatten(0, 1)
 
     def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
         channels, height, width = x.shape[1:]
@@ -178,16 +178,18 @@ class Square(Search):
         return self._ball((shape * signs * covered).to(x.dtype), x)
 
     def _moves(self, state: State, t: Tensor) -> Tensor:
-        """Likewise in L2: one square is emptied, and its budget spent in another."""
+        """The same in L2: one square is emptied, and its budget spent in another."""
         x, found, keys = (
             state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1)
             for key in ("x", "found", "keys")
         )
-        t, (channels, height, width) = t.flatten(), x.shape[1:]
+        t = t.flatten()
+        channels, height, width = x.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
         query = self._query(t)
         draw = hashed_uniform(hashed(keys, t), (5 + channels,)).to(x.dtype)
-        size, kind = sizes[query], (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
+        size = sizes[query]
+        kind = (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
         fill, empty = _windows(draw[:, :4], size, height, width).to(x.dtype).chunk(2, dim=1)
         row = _offsets(draw[:, :1], size, height).mT.clamp(0, table.shape[1] - 1)
         column = _offsets(draw[:, 1:2], size, width).clamp(0, table.shape[1] - 1)
@@ -195,12 +197,10 @@ class Square(Search):
         delta = found - x
         bump = table[kind, row, column][:, None].to(x.dtype)
         new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
-        spare = (self.eps**2 - delta.square().sum(dim=(1, 2, 3), keepdim=True)).clamp(
-            min=0
-        ) / channels
-        budget = (
-            spare + (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)
-        ).sqrt()
+        length = delta.square().sum(dim=(1, 2, 3), keepdim=True)
+        spare = (self.eps**2 - length).clamp(min=0) / channels
+        freed = (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)
+        budget = (spare + freed).sqrt()
         new = new / (1e-12 + _norm(new)) * budget
         moved = self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
         return torch.where(wide(t == 0, x), found, moved)  # the first is the start
@@ -220,9 +220,12 @@ def _norm(delta: Tensor) -> Tensor:
 def _windows(places: Tensor, size: Tensor, height: int, width: int) -> Tensor:
     """``(N, P, H, W)``: true in squares of each lane's size at P places, each given by
     two numbers in (0, 1)."""
-    rows, columns = _offsets(places[:, ::2], size, height), _offsets(places[:, 1::2], size, width)
-    inside = [(offset >= 0) & (offset < size[:, None, None]) for offset in (rows, columns)]
-    return inside[0][..., None] & inside[1][:, :, None]
+    row = _offsets(places[:, ::2], size, height)
+    column = _offsets(places[:, 1::2], size, width)
+    side = size[:, None, None]
+    in_row = (row >= 0) & (row < side)
+    in_column = (column >= 0) & (column < side)
+    return in_row[..., None] & in_column[:, :, None]
 
 
 def _offsets(places: Tensor, size: Tensor, length: int) -> Tensor:
