@@ -8,9 +8,11 @@ never invent one.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,7 +54,10 @@ class Graph:
         drawn = [*generators, torch.cuda.default_generators[torch.cuda.current_device()]]
         places = [generator.get_state() for generator in drawn]
         try:
-            with torch.cuda.graph(self._graph, pool=None if pool is None else pool._graph.pool()):
+            with (
+                _no_garbage_collection(),
+                torch.cuda.graph(self._graph, pool=None if pool is None else pool._graph.pool()),
+            ):
                 self.result = function()
         except torch.OutOfMemoryError:
             raise
@@ -70,6 +75,24 @@ class Graph:
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps Python's garbage collector from running during a capture.
+
+    It could destroy an earlier graph that is part of a reference cycle (a step and its ``Replay``
+    are one), and to destroy a graph is not permitted while another is captured: the capture breaks,
+    and the next cuDNN call reports an internal error. From version 2.9 on ``torch.cuda.graph`` does
+    not collect such graphs before it begins (github.com/pytorch/pytorch/pull/161037).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Replay:
