@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from copy import deepcopy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import mrboost
 from commands import SEARCHES
 from mrboost.attacks import (
     CW,
@@ -275,6 +277,34 @@ def test_attacks_declare_what_they_are(model) -> None:
         transfer = Transfer(attack, model, own)
         assert (transfer.eps, transfer.norm) == (attack.eps, attack.norm)
         assert transfer.uses_gradients == uses
+
+
+@dataclass(frozen=True)
+class Noise(Attack):
+    """The example of the room's tutorial, ``mrboost.attacks``."""
+
+    eps: float = 8 / 255
+    norm: str = "Linf"
+    uses_gradients = False
+
+    def __call__(self, model, x, y, *, generator=None):
+        threat = ball(self.norm, self.eps)
+        return threat.project(x + threat.uniform(x, generator), x)
+
+
+def test_an_attack_of_ones_own(model, batch) -> None:
+    x, y = batch
+    result = mrboost.evaluate(model, x, y, Noise(0.3), check=False)
+    assert result["Noise"].margin < result["clean"].margin
+    assert result["Noise"].black_box
+    assert (result.eps, result.norm) == (0.3, "Linf")
+    with pytest.raises(InputError, match="moved image 0 out of its Linf ball"):
+        mrboost.evaluate(model, x, y, _Beyond(0.1), check=False)
+
+
+class _Beyond(Noise):
+    def __call__(self, model, x, y, *, generator=None):
+        return (x + 0.2).clamp(max=1)
 
 
 def test_a_plain_function_is_an_attack(model, batch) -> None:

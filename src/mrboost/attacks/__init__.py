@@ -1,5 +1,57 @@
-"""Attacks: ``attack(model, x, y) -> x_adv``, inside the ball and [0, 1], the
-model left as found."""
+r"""Attacks: ``attack(model, x, y)`` gives adversarial images of the shape and type of ``x``.
+
+They lie in a ball around ``x`` and in [0, 1]. A model is any function of images to logits; it is
+attacked in eval mode, and its mode, weights, gradients and the global random state are left as they
+were found.
+
+**An attack by gradients is a loss, a start, a step and a projection**::
+
+    x_adv = threat.project(x + start(x, threat, generator), x)
+    for _ in range(steps):
+        gradient = (gradient of loss(model(x_adv), y) in x_adv)
+        x_adv = threat.project(x_adv + threat.step(gradient, step_size), x)
+
+Each of the four is a value: losses are in ``mrboost.losses``, starts and the loop itself
+(``ascend``) in ``pgd.py``, and a ball knows its steps and its projection (``mrboost.threat``).
+``PGD``, ``FGSM`` and ``CW`` are choices of them.
+
+**A search** (``APGD``, ``FAB``, ``Square``) stops for an image as soon as it is misclassified. Its
+state is a dictionary of tensors with one row for each image, and ``step`` maps it to the next, so
+that images at different iterations share a batch, and others take the rows of those that are done
+(``survivors.py``). ``AutoAttack`` is four searches in turn, each on the images that the last ones
+left standing. They run on a fast copy of the model; what they find is judged by the model itself.
+
+**An attack of one's own** is a function, or a subclass of ``Attack`` that declares what it is::
+
+    @dataclass(frozen=True)
+    class Noise(Attack):
+        eps: float = 8 / 255
+        norm: str = "Linf"
+        uses_gradients = False
+
+        def __call__(self, model, x, y, *, generator=None):
+            ball = threat.ball(self.norm, self.eps)
+            return ball.project(x + ball.uniform(x, generator), x)
+
+    mrboost.evaluate(model, x, y, Noise(8 / 255))
+
+===================  ==================================================================
+``base.py``          the base classes; the model as it is left
+``checks.py``        what is refused before anything is computed
+``gradients.py``     gradients in the images
+``pgd.py``           FGSM, PGD, CW
+``apgd.py``          the searches, with ``search.py`` for what they share
+``fab.py``
+``square.py``
+``autoattack.py``    several searches in turn
+``survivors.py``     which image is in which row of the batch, and when
+``points.py``        what is known of each image, judged by the model
+``transfer.py``      attack one model with what fools another
+``arc.py``           the attack on randomised classifiers, with ``mixtures.py``
+``adaptive.py``      the attacks that fit a model
+``registry.py``      attacks by name
+===================  ==================================================================
+"""
 
 from .apgd import APGD
 from .autoattack import AutoAttack

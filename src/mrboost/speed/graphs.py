@@ -1,14 +1,15 @@
-"""Steps as fast as the device gives them: captured once as a CUDA graph, and replayed.
+"""Steps that are captured once as a CUDA graph, and then replayed.
 
-Launching small kernels one by one costs more than running them. ``Replay`` does that for a step of
-training, and ``Engine`` for the steps of a search, in a graph that has room for its lanes. What a
-search finds on a copy (``mrboost.speed.copies``) is judged by the model: a copy can cost successes,
-never invent one.
+To launch small kernels one by one costs more than to run them. ``Replay`` captures a step of
+training, ``Engine`` the steps of a search, in a graph that has room for its lanes. The engine runs
+searches on a fast copy of the model (``mrboost.speed.copies``); what they find is judged by the
+model itself, so a copy can miss a success, but never invent one.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -22,8 +23,8 @@ from mrboost.errors import InputError
 
 from .copies import Model, quick
 
-_CAPTURE = 25
-"""Steps in whose time one is captured, the search for its kernels included."""
+_STEPS_PER_CAPTURE = 25
+"""To capture a step takes as long as to run it so many times."""
 State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
 
@@ -33,11 +34,14 @@ class NotCapturedError(RuntimeError):
 
 
 class Graph:
-    """A call of a function, captured without being run; ``replay`` runs it, on what its
-    tensors hold by then.
+    """A call of a function, captured without being run; ``replay`` runs it on what its tensors
+    hold by then, and overwrites ``result``.
 
-    Random numbers drawn from ``generators`` or from torch's own are new in each replay. A graph
-    given as ``pool`` lends its memory, so the two must not run at the same time.
+    Args:
+        function: what is captured; it takes nothing.
+        generators: random generators that it draws from beside torch's own; each replay draws new
+            numbers.
+        pool: a graph whose memory this one uses too, so the two must not run at the same time.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Graph:
         torch.cuda.synchronize()
         stream = torch.cuda.current_stream()
         drawn = [*generators, torch.cuda.default_generators[torch.cuda.current_device()]]
-        places = [generator.get_state() for generator in drawn]
+        states = [generator.get_state() for generator in drawn]
         try:
             with (
                 _no_garbage_collection(),
@@ -63,14 +67,13 @@ class Graph:
             raise
         except RuntimeError as error:
             torch.cuda.set_stream(stream)
-            # It still waits for the end of the capture
-            for generator, place in zip(drawn, places, strict=True):
-                sound = torch.Generator(generator.device)
-                sound.set_state(place)
-                generator.graphsafe_set_state(sound.graphsafe_get_state())
-            cause = (
-                str(error.__context__ or error) or type(error).__name__
-            )  # the end of the capture hides what broke it
+            # The generators still wait for the end of the capture: they get new states.
+            for generator, state in zip(drawn, states, strict=True):
+                fresh = torch.Generator(generator.device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            # The error at the end of the capture hides the one that broke it.
+            cause = str(error.__context__ or error) or type(error).__name__
             raise NotCapturedError(cause.splitlines()[0]) from error
 
     def replay(self) -> None:
@@ -96,13 +99,19 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Replay:
-    """A function of tensors that, from the third call with the same shapes on, is
-    captured and replayed.
+    """A function of tensors that is captured and replayed from the third call with the same shapes
+    on.
 
-    The function may change tensors that outlive it (weights, statistics) in place, and draw from
-    ``generators`` or from torch's own; numbers that Python draws stay what they were when it was
-    captured, and what it returns is overwritten by the next call. If it cannot be captured, for
-    example because it looks at values, it is called as it is from then on, unless ``strict``.
+    The function may change tensors that outlive it (weights, statistics) in place. Numbers that
+    Python draws stay what they were when it was captured, and what it returns is overwritten by the
+    next call. If it cannot be captured, for example because it looks at values, it is called as it
+    is from then on.
+
+    Args:
+        function: of tensors.
+        generators: random generators that it draws from beside torch's own.
+        say: gets messages for the user.
+        strict: refuse a function that cannot be captured.
     """
 
     def __init__(
@@ -113,18 +122,16 @@ class Replay:
         *,
         strict: bool = False,
     ) -> None:
-        self._function, self._generators, self._say, self._strict = (
-            function,
-            generators,
-            say,
-            strict,
-        )
+        self._function = function
+        self._generators = generators
+        self._say = say
+        self._strict = strict
         self._graphs: dict[Hashable, tuple[Graph, tuple[Tensor, ...]]] = {}
         self._calls: Counter[Hashable] = Counter()
         self._captures = True
 
     def __call__(self, *tensors: Tensor, case: Hashable = None) -> Any:
-        """``case`` tells apart calls of equal shapes for which the function
+        """Call the function, or replay it; ``case`` tells apart calls of equal shapes for which it
         does different things."""
         key = (case, *(tensor.shape for tensor in tensors))
         self._calls[key] += 1
@@ -160,20 +167,38 @@ class Replay:
 
 
 class Engine:
-    """Advances the states of searches on a quick copy of the model."""
+    """Advances the states of searches on a fast copy of the model.
+
+    Args:
+        model: the model under attack.
+        x: its images.
+
+    Attributes:
+        model: the copy, once it is made.
+        lanes: how many lanes are advanced at a time if the user does not say.
+    """
 
     def __init__(self, model: Model, x: Tensor) -> None:
-        self.model, self._images = model, x
-        self._copied = self._captures = False
+        self.model = model
         self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
-        # Freed at once: from then on glibc keeps up to 64 MiB, instead of asking for each step's
-        # memory page by page.
-        torch.empty(2**25 - 2**14, dtype=torch.uint8)
+        self._images = x
+        self._copied = False
+        self._captures = False
         self._graph: tuple[int, Graph, State] | None = None
 
     def advance(self, step: Step, state: State, count: int, search: int, left: int) -> State:
-        """``count`` steps of at most ``left`` that are to come; ``search`` is the number of
-        what they belong to."""
+        """Several steps of all lanes.
+
+        Args:
+            step: maps a state to the next.
+            state: tensors with one row for each lane; ``t`` is one of them.
+            count: how many steps.
+            search: a number for ``step``; a graph is only replayed for the same one.
+            left: the most steps that are to come.
+
+        Returns:
+            The new state.
+        """
         if not self._copied:
             self._copy(_bucket(len(state["t"])))
         if self._captures:
@@ -190,16 +215,16 @@ class Engine:
         return state
 
     def _copy(self, lanes: int) -> None:
-        given, there = self.model, self._images.is_cuda
-        for size in (lanes, 1) if there else (1,):
+        model, on_cuda = self.model, self._images.is_cuda
+        for size in (lanes, 1) if on_cuda else (1,):
             try:
-                self.model = quick(given, self._images, size)
+                self.model = quick(model, self._images, size)
                 break
-            except torch.OutOfMemoryError:  # for gradients of so many, which not all searches need
+            except torch.OutOfMemoryError:  # for the gradients of so many, which few searches need
                 if size == 1:
                     raise
-        # A stranger's model may not bear being captured
-        self._captures = there and self.model is not given
+        # A model that could not be copied may not bear to be captured either.
+        self._captures = on_cuda and self.model is not model
         self._copied = True
 
     def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
@@ -219,14 +244,14 @@ class Engine:
     def _fits(lanes: int, size: int, left: int) -> bool:
         """Whether a graph is large enough, and what it wastes in the steps to come is less
         than a new one costs."""
-        return lanes <= size and left * (size - _bucket(lanes)) <= _CAPTURE * size
+        return lanes <= size and left * (size - _bucket(lanes)) <= _STEPS_PER_CAPTURE * size
 
     def _capture(self, step: Step, held: State) -> tuple[Graph, State]:
         """One step of the lanes in ``held``, in place."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # caches, autotuning and lazy initialisation happen outside the capture
+            # Caches, autotuning and lazy initialisation happen outside the capture.
             step(self.model, held)
         torch.cuda.current_stream().wait_stream(stream)
 
@@ -249,7 +274,7 @@ class Engine:
 def _bucket(lanes: int) -> int:
     """The next size for which a graph is captured: few sizes, and little waste."""
     step = max(8, (1 << max(lanes - 1, 1).bit_length()) // 64)
-    return -(-lanes // step) * step
+    return math.ceil(lanes / step) * step
 
 
 def _padded(state: State, size: int) -> State:
