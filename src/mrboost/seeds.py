@@ -1,10 +1,20 @@
-"""Random streams by name: each part of a run draws from its own, derived from the one seed.
+"""Random numbers that can be made again: each part of a run draws from a stream of its own.
 
-Because the stream of an epoch depends on its number alone, a resumed run needs no saved generator
-state. Because an attack's stream depends on the image alone, its result depends neither on the
-batch that the image comes in nor on the device. Long searches need millions of draws for each
-image: there the stream is a hash of key and counter, computed on the device for all images at once
-(splitmix64: Steele et al., "Fast splittable pseudorandom number generators", 2014).
+=====================================  =========================================================
+``derive``                             the seed of a stream, from a run's seed and a name
+``keep_random_state``                  torch's global generators as they were, after a block
+``global_stream``                      the same, and seeded for the block
+``random_state, set_random_state``     torch's global generators, to save and to restore
+``ImageStreams``                       a generator for each image, for the starts of attacks
+``image_keys``, ``hash_keys``,         numbers as hashes of key and counter, computed on the
+``uniform_from_keys``                  device for all images at once, for searches
+=====================================  =========================================================
+
+The stream of an epoch depends on its number alone, so a resumed run needs no saved generator state.
+The stream of an attack depends on the seed and the image alone, so its result depends neither on
+the batch that the image comes in nor on the device.
+
+The hash is splitmix64 (Steele et al., "Fast splittable pseudorandom number generators", 2014).
 """
 
 from __future__ import annotations
@@ -19,7 +29,19 @@ from torch import Tensor
 
 
 def derive(seed: int, *path: str | int) -> int:
-    """A seed for the stream named by ``path``, for example ``derive(0, "epoch", 1, 17)``."""
+    """The seed of a stream.
+
+    Args:
+        seed: of the run.
+        path: what the stream is called, in as many parts as it takes.
+
+    Returns:
+        A whole number below 2**63.
+
+    Example:
+        >>> derive(0, "epoch", 1, 17)
+        8670247656185416199
+    """
     return _digest(repr((seed, *path)).encode())
 
 
@@ -29,17 +51,16 @@ def _digest(content: bytes) -> int:
 
 @contextmanager
 def keep_random_state(device: torch.device) -> Iterator[None]:
-    """A model that draws random numbers of its own moves the global state within; after
-    it, it is as before."""
+    """Puts torch's global generators back at the end of a block, in which a model may draw."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
 @contextmanager
 def global_stream(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global generators (initialisation, dropout) within, and put them back after."""
+    """Seeds torch's global generators (initialisation, dropout) for a block, and puts them back."""
     with keep_random_state(device):
-        # torch.manual_seed would seed devices that are not put back
+        # Not torch.manual_seed: it would seed devices that are not put back too.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
@@ -48,13 +69,15 @@ def global_stream(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Where torch's global generators are."""
-    there = {"random.cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"random.cpu": torch.get_rng_state(), **there}
+    """The state of torch's global generators, for ``set_random_state``."""
+    state = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random.cuda"] = torch.cuda.get_rng_state(device)
+    return state
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """As far as ``state`` is of this kind of device."""
+    """Restore what ``random_state`` returned; of another kind of device only the CPU's."""
     if "random.cpu" in state:
         torch.set_rng_state(state["random.cpu"])
     if device.type == "cuda" and "random.cuda" in state:
@@ -62,7 +85,10 @@ def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 class ImageStreams:
-    """A random stream for each image of a batch, named by the seed and the image's own bytes."""
+    """A random generator for each image of a batch, seeded by ``seed`` and the image's own bytes.
+
+    Without a seed a new one is drawn.
+    """
 
     def __init__(self, seed: int | None, images: Tensor) -> None:
         if seed is None:
@@ -80,18 +106,29 @@ class ImageStreams:
 
 
 class Share:
-    """One process's share of what all processes draw alike, so that their number does not
-    change what an image gets."""
+    """Random numbers for one process's images of a batch: all processes draw for the whole batch,
+    so that their number does not change what an image gets.
+
+    Args:
+        generator: in the same state in all processes.
+        rank: of this process.
+        world: how many processes there are.
+
+    Attributes:
+        count: how many images the batch of all processes has; to be set before a draw.
+    """
 
     def __init__(self, generator: torch.Generator, rank: int, world: int) -> None:
-        self.generator, self.rank, self.world, self.count = generator, rank, world, 0
+        self.generator = generator
+        self.rank = rank
+        self.world = world
+        self.count = 0
 
     def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
-        """For images ``rank, rank + world, …`` of a batch of ``count``."""
+        """For images ``rank, rank + world, …`` of the batch."""
         shape = (self.count, *like.shape[1:])
-        return kind(shape, generator=self.generator, device=like.device, dtype=like.dtype)[
-            self.rank :: self.world
-        ]
+        drawn = kind(shape, generator=self.generator, device=like.device, dtype=like.dtype)
+        return drawn[self.rank :: self.world]
 
 
 def image_keys(seed: int, images: Tensor) -> Tensor:
@@ -104,16 +141,16 @@ def _image_keys(seed: int, images: Tensor) -> list[int]:
     return [_digest(repr(seed).encode() + image.numpy().tobytes()) for image in content]
 
 
-def hashed(keys: Tensor, counter: Tensor) -> Tensor:
-    """New keys, one for each key and counter."""
+def hash_keys(keys: Tensor, counter: Tensor) -> Tensor:
+    """New keys: a hash of each key and counter."""
     return _mix(keys + counter * _GOLDEN)
 
 
-def hashed_uniform(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """Numbers in the open interval (0, 1), ``(N, *shape)``, a function of the
-    keys ``(N,)`` alone."""
+def uniform_from_keys(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform random numbers in the open interval (0, 1), ``(N, *shape)``, that depend on the keys
+    ``(N,)`` alone."""
     index = torch.arange(1, math.prod(shape) + 1, device=keys.device)
-    # With the half, all that float32 holds below 1
+    # 23 bits and a half: float32 holds every such number exactly, and none is 0 or 1.
     bits = (_mix(keys[:, None] + index * _GOLDEN) >> 41) & 0x7FFFFF
     return ((bits.float() + 0.5) * 2.0**-23).view(len(keys), *shape)
 
@@ -129,10 +166,12 @@ def _mix(z: Tensor) -> Tensor:
 
 
 Randomness = torch.Generator | ImageStreams | Share | None
+"""Where random numbers come from; None is torch's global generator."""
 
 
 def random_like(kind: Callable[..., Tensor], like: Tensor, source: Randomness) -> Tensor:
-    """``torch.rand`` or ``torch.randn`` values with the shape, type and device of ``like``."""
+    """Random numbers with the shape, type and device of ``like``; ``kind`` is torch.rand or
+    torch.randn."""
     if isinstance(source, ImageStreams | Share):
         return source.draw(kind, like)
     return kind(like.shape, generator=source, device=like.device, dtype=like.dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrboost.seeds import hashed_uniform
+from mrboost.seeds import uniform_from_keys
 from mrboost.threat import wide
 
 from .base import BatchedSearch, Classifier
@@ -49,7 +49,7 @@ class Aimed(Search):
 
     def start(self, x: Tensor, keys: Tensor, radius: Tensor | float) -> Tensor:
         """Images at distance ``radius`` in a random direction, but for the box."""
-        noise = 2 * hashed_uniform(keys, x.shape[1:]).to(x.dtype) - 1
+        noise = 2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1
         if self.norm == "L2":
             noise = torch.erfinv(noise)  # normal, up to a factor
         length = self.threat.distance(noise, torch.zeros_like(noise))

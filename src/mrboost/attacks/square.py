@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import margin
-from mrboost.seeds import hashed, hashed_uniform
+from mrboost.seeds import hash_keys, uniform_from_keys
 from mrboost.threat import wide
 
 from .base import Classifier, State
@@ -141,7 +141,7 @@ class Square(Search):
         state["margin"][lanes] = -torch.inf
 
     def _stripes(self, x: Tensor, keys: Tensor) -> Tensor:
-        signs = (hashed_uniform(keys, (x.shape[1], 1, x.shape[3])) - 0.5).sign()
+        signs = (uniform_from_keys(keys, (x.shape[1], 1, x.shape[3])) - 0.5).sign()
         return (x + self.eps * signs.to(x.dtype)).clamp(0, 1)
 
     def _squares(self, state: State, t: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class Square(Search):
         channels, height, width = x.shape[1:]
         sides, _, _ = _schedule(self.steps, self.share, height, width, 1, x.device)
         size = sides[self._query(t)].flatten()
-        draw = hashed_uniform(hashed(state["keys"][:, None], t).flatten(), (2 + channels,))
+        draw = uniform_from_keys(hash_keys(state["keys"][:, None], t).flatten(), (2 + channels,))
         # The first is the start
         inside = _windows(draw[:, :2], size, height, width) & wide(t.flatten() > 0, x)
         bottom = (x - self.eps).clamp_(min=0)[:, None]
@@ -169,7 +169,7 @@ class Square(Search):
         columns, column = _grid(width, side, border, x.device)
         number = rows[:, None] * (width // side) + columns
         tiles = (height // side) * (width // side)
-        draw = hashed_uniform(keys, (channels + 1, tiles))
+        draw = uniform_from_keys(keys, (channels + 1, tiles))
         signs = (draw[:, :channels] - 0.5).sign()[:, :, number.clamp(min=0, max=tiles - 1)]
         bump = _bumps([side])[0].to(x.device)
         upright = (draw[:, channels] > 0.5)[:, number.clamp(min=0, max=tiles - 1)][:, None]
@@ -187,7 +187,7 @@ class Square(Search):
         channels, height, width = x.shape[1:]
         sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
         query = self._query(t)
-        draw = hashed_uniform(hashed(keys, t), (5 + channels,)).to(x.dtype)
+        draw = uniform_from_keys(hash_keys(keys, t), (5 + channels,)).to(x.dtype)
         size = sizes[query]
         kind = (2 * kinds[query] + (draw[:, 4] > 0.5))[:, None, None]
         fill, empty = _windows(draw[:, :4], size, height, width).to(x.dtype).chunk(2, dim=1)

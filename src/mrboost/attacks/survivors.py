@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
-from mrboost.seeds import derive, hashed, keep_random_state
+from mrboost.seeds import derive, hash_keys, keep_random_state
 from mrboost.speed.graphs import Engine
 from mrboost.speed.memory import halved
 
@@ -173,7 +173,7 @@ class Queue:
         points = self.points
         number, here = job.to(points.x.device), owner.to(points.x.device)
         # One number for each search and job, so that no two of them share a stream.
-        keys = hashed(points.keys[here], number + derive(0, self.search.name) % 2**32)
+        keys = hash_keys(points.keys[here], number + derive(0, self.search.name) % 2**32)
         new = self.search.begin(points.x[here], points.y[here], points.ranking[here], keys, number)
         if self.state:
             new = {key: torch.cat([self.state[key], value]) for key, value in new.items()}
