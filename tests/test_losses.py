@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mrboost import losses, seeds, threat
 from mrboost.errors import InputError
 from mrboost.losses import (
     Smoothed,
@@ -235,3 +237,10 @@ def test_refuses_what_is_not_logits_and_labels(loss) -> None:
 def test_dlr_needs_three_classes() -> None:
     with pytest.raises(ValueError, match="at least 3 classes"):
         dlr(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("module", [losses, seeds, threat], ids=lambda module: module.__name__)
+def test_examples_of_docstrings(module) -> None:
+    found = doctest.testmod(module, extraglobs={"torch": torch})
+    assert found.attempted > 0
+    assert found.failed == 0

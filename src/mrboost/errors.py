@@ -1,7 +1,8 @@
-"""The one exception that means "the user can fix this".
+"""``InputError``, the exception for mistakes that the user can fix, and its kinds.
 
-It says what was wrong, with which value, and what to do, in one line; the command line prints that
-line and exits with status 2. Anything else that escapes is a bug of ours and keeps its traceback.
+Its message says what was wrong, with which value, and what to do, in one line; the command line
+prints that line and exits with status 2. Any other exception that escapes is a bug of the library
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class InputError(ValueError):
-    """A mistake in what the user gave us: a name, a value, a file."""
+    """A mistake in what the user gave: a name, a value, a file."""
 
 
 class NanLogitsError(InputError):
@@ -42,20 +43,28 @@ class LostProcessError(InputError):
 
 
 def look_up(kind: str, name: str, known: Mapping[str, T], hint: str = "") -> T:
-    """What is known by this name; a mistyped one is refused."""
+    """``known[name]``; refuses an unknown name.
+
+    Args:
+        kind: what a name stands for, as "recipe".
+        name: what the user wrote.
+        known: all names and what they stand for.
+        hint: a further remedy for the message.
+    """
     if name not in known:
         raise unknown_name(kind, name, known, hint)
     return known[name]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:
-    """The error for a mistyped name: the close matches if there are any,
-    otherwise all that is known."""
+    """The error for an unknown name: it lists the close matches, or all known names if there are
+    none."""
     options = sorted(known)
     by_lower = {option.lower(): option for option in options}
-    close = [
-        by_lower[match]
-        for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
-    ]
-    remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(options)}"
-    return InputError(f"unknown {kind} {name!r}: {remedy}{f' ({hint})' if hint else ''}")
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    remedy = f"known: {', '.join(options)}"
+    if matches:
+        remedy = f"did you mean {' or '.join(by_lower[match] for match in matches)}?"
+    if hint:
+        remedy += f" ({hint})"
+    return InputError(f"unknown {kind} {name!r}: {remedy}")

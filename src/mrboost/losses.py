@@ -55,7 +55,16 @@ class Divergence(Protocol):
 
 
 def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Cross-entropy ``log Σ_j exp g_j − g_y`` of logits ``(N, K)`` and labels ``(N,)``."""
+    """Cross-entropy ``CE(g, y) = log Σ_j exp g_j − g_y``.
+
+    Args:
+        logits: ``(N, K)``.
+        target: labels y, ``(N,)``.
+        reduction: "mean", "sum", or "none" for one value per example.
+
+    Returns:
+        A number, or values ``(N,)``.
+    """
     _check(logits, target)
     return _reduce(_pick(-F.log_softmax(logits, dim=1), target), reduction)
 
@@ -65,14 +74,24 @@ def margin_cross_entropy(
 ) -> Tensor:
     """Margin cross-entropy: raise the true label's logit and lower a false label's.
 
-    With ``other`` (labels y', shape ``(N,)``) the pairwise ``CE(g, y) + CE(−g, y')``; without it
-    the average of that over the K − 1 false labels. For two classes it equals twice the
-    cross-entropy.
+    ``MCE(g, y, y') = CE(g, y) + CE(−g, y')``; for two classes it is twice the cross-entropy.
+
+    Args:
+        logits: ``(N, K)``.
+        target: labels y, ``(N,)``.
+        other: false labels y', ``(N,)``; without them the average over all K − 1 is taken.
+        reduction: "mean", "sum", or "none" for one value per example.
+
+    Returns:
+        A number, or values ``(N,)``.
+
+    Reference:
+        Zhang et al., "Building Robust Ensembles via Margin Boosting", ICML 2022.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0, -1.0]])
         >>> margin_cross_entropy(logits, torch.tensor([0]))
-        tensor(1.0187)
+        tensor(1.0189)
     """
     raise_true = cross_entropy(logits, target, "none")
     lower = -F.log_softmax(-logits, dim=1)
@@ -88,27 +107,47 @@ def margin_cross_entropy(
 
 
 def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
-    """``MCE(g, y, j)`` for every label j at once, ``(N, K)``; the column of the true
-    label means nothing."""
+    """``MCE(g, y, j)`` for every label j at once.
+
+    Returns:
+        ``(N, K)``; the column of the true label has no meaning.
+    """
     return cross_entropy(logits, target, "none")[:, None] - F.log_softmax(-logits, dim=1)
 
 
 def most_likely_other(logits: Tensor, target: Tensor) -> Tensor:
-    """The false label of the largest logit: the one that MCE and the margin are worst for."""
+    """The false label with the largest logit, ``(N,)``: the one for which MCE and the margin are
+    largest."""
     return logits.masked_fill(is_label(logits, target), -torch.inf).argmax(dim=1)
 
 
 def margin(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Carlini–Wagner margin ``max_{j≠y} g_j − g_y``: negative while the example is
-    classified correctly."""
+    """Margin ``max_{j≠y} g_j − g_y``: negative while the example is classified correctly.
+
+    Args and returns are those of ``cross_entropy``.
+
+    Reference:
+        Carlini & Wagner, "Towards evaluating the robustness of neural networks", 2017.
+
+    Example:
+        >>> margin(torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0]))
+        tensor(-2.)
+    """
     _check(logits, target)
     others = logits.masked_fill(is_label(logits, target), -torch.inf).amax(dim=1)
     return _reduce(others - _pick(logits, target), reduction)
 
 
 def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """Difference of logits ratio: the margin made invariant to shifting and scaling
-    the logits (K >= 3)."""
+    """Difference of logits ratio ``(max_{j≠y} g_j − g_y) / (g_(1) − g_(3))``: the margin, made
+    invariant to shifting and scaling the logits. It needs K >= 3.
+
+    Args and returns are those of ``cross_entropy``.
+
+    Reference:
+        Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse
+        parameter-free attacks", 2020.
+    """
     gap = margin(logits, target, "none")
     if logits.shape[1] < 3:
         raise ValueError(
@@ -121,10 +160,22 @@ def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor
 def targeted_dlr(
     logits: Tensor, target: Tensor, other: Tensor, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Difference of logits ratio towards the label ``other``.
+    """Difference of logits ratio towards another label,
+    ``(g_y' − g_y) / (g_(1) − (g_(3) + g_(4)) / 2)``.
 
-    With three classes the scale is ``g_(1) − g_(3)``, and with two there is none: the plain
-    difference of logits.
+    With three classes the denominator is ``g_(1) − g_(3)``, and with two there is none.
+
+    Args:
+        logits: ``(N, K)``.
+        target: labels y, ``(N,)``.
+        other: the labels y' aimed at, ``(N,)``.
+        reduction: "mean", "sum", or "none" for one value per example.
+
+    Returns:
+        A number, or values ``(N,)``.
+
+    Reference:
+        Croce & Hein 2020, as for ``dlr``.
     """
     _check(logits, target)
     _check(logits, other)
@@ -136,8 +187,15 @@ def targeted_dlr(
 
 
 def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """MART's BCE ``CE(g, y) − log(1 − p_k)``, p the probabilities and k the
-    likeliest false label."""
+    """MART's boosted cross-entropy ``CE(g, y) − log(1 − p_k)``, with p the probabilities and k the
+    most likely false label.
+
+    Args and returns are those of ``cross_entropy``.
+
+    Reference:
+        Wang et al., "Improving adversarial robustness requires revisiting misclassified examples",
+        2020.
+    """
     raise_true = cross_entropy(logits, target, "none")
     rival = is_label(logits, most_likely_other(logits.detach(), target))
     # log(1 − p_k) as the log of the others' probabilities: exact where p_k is almost one.
@@ -147,7 +205,16 @@ def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction =
 
 @dataclass(frozen=True)
 class Smoothed:
-    """``(1 − share) loss(g, y) + share · mean_j loss(g, j)``, j over all labels."""
+    """A loss of smoothed labels, ``(1 − share) loss(g, y) + share · mean_j loss(g, j)`` with j over
+    all labels.
+
+    Args:
+        loss: of logits and labels.
+        share: of the weight that goes to all labels alike, between 0 and 1.
+
+    Reference:
+        Szegedy et al., "Rethinking the Inception architecture for computer vision", 2016.
+    """
 
     loss: Loss = cross_entropy
     share: float = 0.1
@@ -160,16 +227,23 @@ class Smoothed:
 
     def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
         count, classes = logits.shape
-        every = torch.arange(classes, device=logits.device).repeat(count)
-        spread = self.loss(logits.repeat_interleave(classes, dim=0), every, reduction="none").view(
-            count, classes
-        )
+        labels = torch.arange(classes, device=logits.device).repeat(count)
+        repeated = logits.repeat_interleave(classes, dim=0)
+        spread = self.loss(repeated, labels, reduction="none").view(count, classes)
         hard = self.loss(logits, target, reduction="none")
         return _reduce((1 - self.share) * hard + self.share * spread.mean(dim=1), reduction)
 
 
 def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
-    """``KL(softmax(p_logits) ‖ softmax(q_logits))`` of two batches of logits ``(N, K)``."""
+    """Kullback–Leibler divergence ``KL(softmax p ‖ softmax q)``.
+
+    Args:
+        p_logits, q_logits: two batches of logits, ``(N, K)`` each.
+        reduction: "mean", "sum", or "none" for one value per example.
+
+    Returns:
+        A number, or values ``(N,)``.
+    """
     if p_logits.shape != q_logits.shape:
         raise ValueError(
             f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and "
@@ -182,15 +256,15 @@ def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "me
 def margin_kl_divergence(
     p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "mean"
 ) -> Tensor:
-    """``KL(softmax(p) ‖ softmax(q)) + KL(softmax(−p) ‖ softmax(−q))``: to the KL what MCE is
-    to the cross-entropy."""
+    """``KL(softmax p ‖ softmax q) + KL(softmax −p ‖ softmax −q)``: to the KL divergence what MCE is
+    to the cross-entropy. Args and returns are those of ``kl_divergence``."""
     return kl_divergence(p_logits, q_logits, reduction) + kl_divergence(
         -p_logits, -q_logits, reduction
     )
 
 
 def probability(logits: Tensor, label: Tensor) -> Tensor:
-    """``softmax(g)_y`` of each example."""
+    """``softmax(g)_y`` of each example, ``(N,)``."""
     _check(logits, label)
     return _pick(logits.softmax(dim=1), label)
 
@@ -200,7 +274,7 @@ def _pick(values: Tensor, label: Tensor) -> Tensor:
 
 
 def is_label(logits: Tensor, label: Tensor) -> Tensor:
-    """``(N, K)``: whether a column is the example's label."""
+    """Whether a column is the example's label, ``(N, K)``."""
     return torch.arange(logits.shape[1], device=logits.device) == label[:, None]
 
 

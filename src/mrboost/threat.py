@@ -27,29 +27,36 @@ from .seeds import Randomness, random_like
 
 
 class Threat(Protocol):
-    """A norm ball of radius ``eps`` intersected with [0, 1]."""
+    """A norm ball of radius ``eps`` around an image, intersected with the box [0, 1].
+
+    Images ``x`` are ``(N, …)``. Implemented by ``Linf`` and ``L2``; ``ball`` makes one by name.
+    """
 
     @property
     def eps(self) -> float: ...
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
-        """A perturbation (not an image) drawn uniformly from the ball, before the box."""
+        """A perturbation (not an image) drawn uniformly from the ball, which may leave the box.
+
+        Args:
+            x: images, for the shape.
+            source: of the random numbers.
+        """
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
         """The perturbation of length ``size`` in this norm along which a function with this
-        gradient rises most."""
+        gradient rises most; zero where the gradient is."""
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """A point of the ball around ``x`` and of [0, 1], equal to ``x_adv`` where
-        that is one already."""
+        """An image in the ball around ``x`` and in the box: ``x_adv`` itself, if it is one."""
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The length of the perturbation in this norm, one value per example."""
+        """The length of ``x_adv − x`` in this norm, ``(N,)``."""
 
 
 @dataclass(frozen=True)
 class Linf:
-    """The largest change of any pixel is at most ``eps``."""
+    """The largest change of any pixel is at most ``eps``: ``max |x' − x| <= eps``."""
 
     eps: float
 
@@ -68,14 +75,15 @@ class Linf:
 
 @dataclass(frozen=True)
 class L2:
-    """The Euclidean length of the perturbation is at most ``eps``."""
+    """The Euclidean length of the perturbation is at most ``eps``: ``‖x' − x‖₂ <= eps``."""
 
     eps: float
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         direction = random_like(torch.randn, x, source)
         # The volume within radius r grows as r^d, so r = u^(1/d) is uniform over the ball.
-        radius = random_like(torch.rand, x[(slice(None),) + (slice(1),) * (x.ndim - 1)], source)
+        one_pixel = x[(slice(None),) + (slice(1),) * (x.ndim - 1)]
+        radius = random_like(torch.rand, one_pixel, source)
         return self.step(direction, self.eps) * radius ** (1 / x[0].numel())
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
@@ -100,7 +108,16 @@ _NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2}
 
 
 def ball(norm: str, eps: float) -> Threat:
-    """The threat model named ``norm`` ("Linf" or "L2") with radius ``eps``."""
+    """The threat model of a norm and a radius.
+
+    Args:
+        norm: "Linf" or "L2".
+        eps: the radius, in units of images in [0, 1].
+
+    Example:
+        >>> ball("Linf", 0.5).project(torch.tensor([[2.0, 0.3]]), torch.tensor([[0.2, 0.2]]))
+        tensor([[0.7000, 0.3000]])
+    """
     if norm not in _NORMS:
         raise unknown_name("norm", str(norm), _NORMS)
     if isinstance(eps, bool) or not isinstance(eps, int | float):
@@ -119,7 +136,7 @@ def ball(norm: str, eps: float) -> Threat:
 
 
 def radius(eps: object) -> float:
-    """The plain number in what may be a fraction, or a number of numpy's or torch's."""
+    """A plain number for what may be a fraction, or a number of numpy's or torch's."""
     try:
         if not isinstance(eps, str | bool):
             return float(eps)  # type: ignore[arg-type]
@@ -134,5 +151,5 @@ def _norms(delta: Tensor) -> Tensor:
 
 
 def wide(values: Tensor, like: Tensor) -> Tensor:
-    """One value per example, shaped to broadcast against the batch."""
+    """One value per example, ``(N,)``, shaped to broadcast against a batch ``like``."""
     return values.view(-1, *[1] * (like.ndim - 1))
