@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from .errors import InputError
-from .networks import networks
 
 
 def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
@@ -95,25 +94,18 @@ class Mixture(_Members):
         return torch.stack(logs).logsumexp(dim=0)
 
     @classmethod
-    def check_outermost(cls, model: Callable[[Tensor], Tensor], x: Tensor) -> None:
-        """Refuse a Mixture inside another module, or one that a function asks about images: nobody
-        would see that its answers are drawn."""
-        parts = (
-            part for network in networks(model) for part in network.modules() if part is not model
-        )
-        inside = [part for part in parts if isinstance(part, cls)]
-        if inside and (
-            isinstance(model, nn.Module) or any(_asks(model, part, x) for part in inside)
-        ):
-            where = type(model).__name__ if isinstance(model, nn.Module) else "a function"
+    def check_outermost(cls, model: Callable[[Tensor], Tensor]) -> None:
+        """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
+        inner = model.modules() if isinstance(model, nn.Module) else ()
+        if any(isinstance(part, cls) for part in inner if part is not model):
             remedy = (
                 "put what is around it into each member, Mixture([Sequential(..., member), ...])"
             )
             if isinstance(model, cls):
                 remedy = "give all members to one Mixture, with the products of their weights"
             raise InputError(
-                f"a Mixture inside {where} would be judged by its mean probabilities, and it "
-                f"draws a member: {remedy}"
+                f"a Mixture inside {type(model).__name__} would be judged by its mean "
+                f"probabilities, and it draws a member: {remedy}"
             )
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
@@ -121,20 +113,6 @@ class Mixture(_Members):
         return reduce(
             add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x))
         )
-
-
-def _asks(function: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> bool:
-    """Whether a function calls the network when it is given an image."""
-    if getattr(function, "__self__", None) is network:
-        return True
-    asked: list[bool] = []
-    hook = network.register_forward_pre_hook(lambda *_: asked.append(True))
-    try:
-        with torch.no_grad():
-            function(x[:1].clone())
-    finally:
-        hook.remove()
-    return bool(asked)
 
 
 def members_of(model: object) -> list[tuple[nn.Module, float]]:

@@ -10,8 +10,8 @@ import mrboost
 from mrboost.attacks import APGD, FGSM, PGD, FromClean, Square, Transfer
 from mrboost.attacks.adaptive import adaptive
 from mrboost.ensemble import members_of
+from mrboost.evaluation import UnfinishedError
 from mrboost.evaluation.doubts import contradictions
-from mrboost.evaluation.measured import UnfinishedError
 from mrboost.losses import margin
 
 

@@ -4,7 +4,6 @@ the gradient does not."""
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -132,20 +131,3 @@ def test_refuses_what_it_cannot_attack(model, batch) -> None:
         ARC(0.1, step_size=0.0)
     with pytest.raises(InputError, match="eps"):
         ARC(-1.0)
-
-
-def test_a_mixture_behind_a_function_is_refused(model, undefended, batch) -> None:
-    mixture = Mixture([model[0], undefended])
-    for function in (lambda x: mixture(x), partial(mixture), mixture.forward):
-        with pytest.raises(
-            InputError,
-            match="a Mixture inside a function would be judged by its mean probabilities",
-        ):
-            evaluate(function, *batch, "fgsm")
-    several = {"mixture": mixture, "plain": undefended}
-    for function in (
-        lambda x: mixture[0](x),
-        lambda x: several["plain"](x),
-        lambda x: mixture[0](x) + mixture[1](x),
-    ):
-        assert evaluate(function, *batch, "fgsm", check=False)["clean"].accuracy > 0.9

@@ -12,15 +12,15 @@ import torch
 
 import mrboost
 from commands import error_of, json_of, snapshot
-from mrboost.attacks import FAB, FGSM, PGD, Square
+from mrboost.attacks import FGSM, PGD, Square, as_attack
 from mrboost.cli.commands import main
 from mrboost.data import Dataset, Split
 from mrboost.errors import NanLogitsError
-from mrboost.evaluation import chunk
+from mrboost.evaluation import EvaluationOptions
 from mrboost.files import read_tensors, write_tensors
 from mrboost.runs import Run
 from mrboost.runs.compare import SideBySide, text_table
-from mrboost.runs.evaluate_run import draw, evaluate_run
+from mrboost.runs.evaluate_run import Request, draw, evaluate_run
 
 
 def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,15 +287,15 @@ def test_an_interrupted_evaluation_outlives_others(
 ) -> None:
     """Stopped in its second attack, then another evaluation, then on: nothing that was
     finished is done again."""
-    attack, done = chunk.Chunk.attack, []
+    attack, done = PGD.__call__, []
 
-    def counted(self, one, tell, place):
-        done.append(one)
-        if len(done) == 3:
+    def counted(self, *images: object, **more: object) -> torch.Tensor:
+        done.append(self)
+        if len(done) == 2:
             raise KeyboardInterrupt
-        return attack(self, one, tell, place)
+        return attack(self, *images, **more)
 
-    monkeypatch.setattr(chunk.Chunk, "attack", counted)
+    monkeypatch.setattr(PGD, "__call__", counted)
     long = ["evaluate", str(run), "--attack", "pgd-3,cw", "--n", "30", "--no-check"]
     assert main(long) == 130
     error = capsys.readouterr().err
@@ -305,10 +305,10 @@ def test_an_interrupted_evaluation_outlives_others(
         main(["evaluate", str(run), "--attack", "fgsm", "--n", "10", "--no-check", "--quiet"]) == 0
     )
     (place,) = (run / "checkpoint" / "evaluation").iterdir()
-    assert len(done) == 5
+    assert len(done) == 3
     # The same
     assert main([*long, "--resume", "--eps", "0.1", "--norm", "Linf", "--attack", "pgd-3, cw"]) == 0
-    assert len(done) == 6
+    assert len(done) == 4
     assert f"goes on with what is saved in {place}\n" in capsys.readouterr().err
     assert not place.parent.exists()
     assert main([*long, "--resume"]) == 0
@@ -322,7 +322,7 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
 ) -> None:
     attacks = {
         "pgd-3": PGD(0.1, steps=3),
-        "mine": lambda model, x, y: x * torch.nan,
+        "mine": as_attack(lambda model, x, y: x * torch.nan),
         "fgsm": FGSM(0.1),
     }
     monkeypatch.setattr(mrboost.runs.evaluate_run, "resolve_attacks", lambda *_: attacks)
@@ -346,19 +346,20 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
     )
 
 
-def test_of_an_attack_that_fails_now_and_then_the_furthest_counts(
+def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
     run: Path, capsys, monkeypatch
 ) -> None:
     def fail(attack, *_: object) -> None:
         raise NanLogitsError(1, attack.name)
 
-    def kept(*poisoned: type) -> tuple[list[str], list[str], bool]:
+    def kept(*, fails: bool) -> tuple[list[str], list[str], bool]:
         with monkeypatch.context() as patch:
-            for attack in poisoned:
-                patch.setattr(attack, "begin", fail)
-            assert main(command) == (2 if poisoned else 0)
+            if fails:
+                patch.setattr(Square, "begin", fail)
+            assert main(command) == (2 if fails else 0)
         found = json.loads((run / "results.json").read_text())["evaluations"][-1]
-        return [o["attack"] for o in found["outcomes"]], found["failed"], found["worst"] is not None
+        names = sorted(outcome["attack"] for outcome in found["outcomes"])
+        return names, found["failed"], found["worst"] is not None
 
     command = [
         "evaluate",
@@ -370,15 +371,11 @@ def test_of_an_attack_that_fails_now_and_then_the_furthest_counts(
         "--quiet",
         "--no-check",
     ]
-    cut, whole = "autoattack up to fab-t", ["clean", "fgsm", "autoattack"]
-    assert kept(FAB) == (["clean", "fgsm", "autoattack up to apgd-t"], ["autoattack"], False)
-    assert kept(Square) == (["clean", "fgsm", cut], ["autoattack"], False)
+    whole = ["autoattack", "clean", "fgsm"]
+    assert kept(fails=True) == (["clean", "fgsm"], ["autoattack"], False)
     assert "7 images: autoattack failed, so there is no worst case" in text_table([run])
-    names, failed, _ = kept(FAB)
-    assert (sorted(names), failed) == (sorted(["clean", "fgsm", cut]), ["autoattack"])
-    assert kept() == (whole, [], True)
-    names, failed, worst = kept(FAB)
-    assert (sorted(names), failed, worst) == (sorted(whole), [], True)
+    assert kept(fails=False) == (whole, [], True)
+    assert kept(fails=True) == (whole, [], True)
     assert "failed" not in text_table([run])
 
 
@@ -420,7 +417,7 @@ def test_figures_of_other_images_are_kept_apart(run: Path, digits) -> None:
     others = Split(digits.test.x.flip(3), digits.test.y)
     mended = Dataset("digits", digits.train, others, digits.classes, digits.defaults)
     for attack, dataset in (("fgsm", digits), ("pgd-3", mended), ("pgd-2", digits)):
-        evaluate_run(run, [attack], dataset=dataset, n=40, check=False)
+        evaluate_run(run, [attack], Request(n=40), EvaluationOptions(check=False), dataset=dataset)
     kept = json.loads((run / "results.json").read_text())["evaluations"][-2:]
     assert sorted([o["attack"] for o in e["outcomes"]] for e in kept) == [
         ["clean", "pgd-3"],
@@ -449,7 +446,11 @@ def test_doubts_survive_later_commands(
     def evaluate(check: bool, attack: object) -> list[set[str]]:
         """The checks that the result doubts, and those of the file."""
         found = evaluate_run(
-            run, lambda _: {attack.name: attack}, n=40, eps=0.2, device="cpu", check=check
+            run,
+            lambda _: {attack.name: attack},
+            Request(n=40, eps=0.2),
+            EvaluationOptions(check=check),
+            device="cpu",
         )
         (kept,) = Run.open(run).results["evaluations"]
         return [

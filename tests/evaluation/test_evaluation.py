@@ -15,16 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import mrboost
 from mrboost import InputError
 from mrboost.attacks import CW, FGSM, PGD, Square
-from mrboost.evaluation import inputs, robustness_curve
-from mrboost.evaluation.measured import UnfinishedError
-from mrboost.evaluation.result import (
-    Comparison,
-    Evaluation,
-    Outcome,
-    format_eps,
-    robustbench_summary,
-    wilson_interval,
-)
+from mrboost.evaluation import UnfinishedError, inputs, robustness_curve
+from mrboost.evaluation.result import Evaluation, Outcome, format_eps, robustbench_summary
+from mrboost.evaluation.statistics import Comparison, wilson_interval
 from mrboost.runs.compare import curve, curve_table
 
 

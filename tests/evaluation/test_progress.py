@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import pty
-from types import SimpleNamespace
 
 from torch.utils.data import (
     BatchSampler,
@@ -97,44 +96,6 @@ def test_the_number_of_images_is_told_or_unknown(batch) -> None:
         assert inputs.count(source) == n
 
 
-def test_a_log_says_how_long_the_rest_may_take(capsys, monkeypatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: clock.now))
-
-    def line(now: float, count: int) -> str:
-        clock.now = now
-        shown(count)
-        return capsys.readouterr().err.strip()
-
-    with meter.Meter(True) as shown:
-        shown.doing("pgd")
-        assert line(70, 1) == "evaluate: pgd (70 s)"  # of how many is not known
-        shown.begin(1000)
-        assert line(130, 750) == "evaluate: pgd (75% of all, 130 s, about 20 s left)"
-        # At the pace of late
-        assert line(190, 10) == "evaluate: pgd (76% of all, 190 s, about 24 min left)"
-        shown.say("pgd is done")
-        assert "about 38 s left" in capsys.readouterr().err  # too soon after the last
-        assert line(7390, 20) == "evaluate: pgd (78% of all, 7390 s, about 22 h left)"
-        assert line(7450, 220) == "evaluate: pgd (100% of all, 7450 s)"
-
-
-def test_a_moment_says_nothing_of_hours(capsys, monkeypatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    shown = meter.Meter(True)
-    shown.begin(1000)
-    for now, count in ((1.0, 1), (2.0, 49), (6.0, 1)):
-        clock.now = now
-        shown(count)
-        shown.say("fgsm")
-    assert capsys.readouterr().err.splitlines() == [
-        "evaluate: fgsm (0% of all, 1 s)",
-        "evaluate: fgsm (5% of all, 2 s, about 38 s left)",
-        "evaluate: fgsm (5% of all, 6 s, about 2 min left)",
-    ]
-
-
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -163,19 +124,3 @@ def test_clean_images_say_nothing_of_the_time_that_attacks_take(model, batch, ca
     clean, pgd, _ = capsys.readouterr().err.splitlines()
     assert "left" not in clean
     assert "left" in pgd
-
-
-def test_what_was_kept_says_nothing_of_the_time_left(capsys, monkeypatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(meter.time, "monotonic", lambda: now[0])
-    progress = meter.Meter(True)
-    progress.begin(100)
-    progress.skip(50)
-    progress.say("kept")
-    now[0] = 20.0
-    progress(10)
-    progress.say("more")
-    assert capsys.readouterr().err.splitlines() == [
-        "evaluate: kept (50% of all, 0 s)",
-        "evaluate: more (60% of all, 20 s, about 80 s left)",
-    ]

@@ -216,7 +216,7 @@ def test_what_all_processes_have_finished_is_not_lost(run: str, tmp_path: Path, 
         "pgd)(attack, *rest, **more)\n"
     )
     evaluate = ["evaluate", str(tmp_path / "run"), "--n", "8", "--quiet", "--json", "--attack"]
-    expected = json_of(capsys, *evaluate, "pgd-3,autoattack", "--device", "cpu")["evaluations"][0]
+    expected = json_of(capsys, *evaluate, "pgd-3", "--device", "cpu")["evaluations"][0]
     Path(tmp_path, "run/results.json").unlink()
     done = command(*evaluate, "fgsm,pgd-3,autoattack", "--import", "fails", cwd=tmp_path)
     assert done.returncode != 0
@@ -228,28 +228,22 @@ def test_what_all_processes_have_finished_is_not_lost(run: str, tmp_path: Path, 
         in lines[0]
     )
     (kept,) = json.loads(Path(tmp_path, "run/results.json").read_text())["evaluations"]
-    assert [found["attack"] for found in kept["outcomes"]] == [
-        "clean",
-        "pgd-3",
-        "autoattack up to fab-t",
-    ]
+    assert [found["attack"] for found in kept["outcomes"]] == ["clean", "pgd-3"]
     assert kept["failed"] == ["fgsm", "autoattack"]
     assert kept["worst"] is None
-    (clean, pgd, less), (same_clean, same_pgd, whole) = kept["outcomes"], expected["outcomes"]
-    assert (clean["correct"], pgd["correct"]) == (same_clean["correct"], same_pgd["correct"])
-    assert less["broken_by"] == [-1 if stage == 4 else stage for stage in whole["broken_by"]]
-    assert -1 in less["broken_by"]
+    for outcome, same in zip(kept["outcomes"], expected["outcomes"], strict=True):
+        assert outcome["correct"] == same["correct"]
 
 
 def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "way.py").write_text(
-        "import os, mrboost.evaluation.resume as parts\n"
-        "write = parts.write_tensors\n"
+        "import os, mrboost.evaluation.resume as saved\n"
+        "write = saved.write_tensors\n"
         "def refuse(path, *rest):\n"
-        "    if os.environ['RANK'] == '1': raise PermissionError(f'{path.parent} is in the way')\n"
+        "    if os.environ['RANK'] == '1': raise saved.InputError(f'{path.parent} is in the way')\n"
         "    write(path, *rest)\n"
-        "parts.write_tensors = refuse\n"
+        "saved.write_tensors = refuse\n"
     )
     done = command(
         "evaluate",

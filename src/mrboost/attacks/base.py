@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.errors import InputError
-from mrboost.networks import networks
 from mrboost.threat import Threat, ball, wide
+
+from .networks import networks
 
 Classifier = Callable[[Tensor], Tensor]
 """Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any

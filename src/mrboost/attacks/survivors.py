@@ -88,7 +88,7 @@ def run(
 
 def check(searches: Sequence[BatchedSearch], model: Classifier, x: Tensor, classes: int) -> None:
     """Refuse what these searches cannot attack."""
-    Mixture.check_outermost(model, x)
+    Mixture.check_outermost(model)
     if isinstance(model, Mixture):
         raise InputError(
             f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with "

@@ -26,12 +26,13 @@ import torch
 from mrboost import data, recipes
 from mrboost.devices import is_first_process, leave, speaks_for_its_node
 from mrboost.errors import InputError, LostProcessError
-from mrboost.evaluation.measured import UnfinishedError
-from mrboost.evaluation.result import Evaluation, format_eps
+from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
+from mrboost.evaluation.result import format_eps
+from mrboost.progress import note
 from mrboost.recipes.config import Options, as_said, describe_parts
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
-from mrboost.runs.evaluate_run import clear, evaluate_run, place_of, reweight_run
+from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
 from mrboost.runs.join import join
 from mrboost.training.boost import boost
 
@@ -164,124 +165,119 @@ def _summary(run: Run) -> dict[str, Any]:
 def _evaluate(options: argparse.Namespace) -> None:
     run = Run.open(options.target)
     kinds, stages = _classifiers(options, run)
-    attacks, norm = (
-        [name.strip() for name in options.attack.split(",")],
-        options.norm or run.config["norm"],
-    )
-    radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
-    asked = {
-        "attack": attacks,
-        "adaptive": options.adaptive,
-        "n": options.n,
-        "eps": radii,
-        "norm": norm,
-    }
-    place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
-    if options.resume and not options.quiet and is_first_process():
-        saved = any(place.rglob("*.safetensors"))
-        found = (
-            f"goes on with what is saved in {place}"
-            if saved
-            else "nothing is saved of this evaluation, it starts anew"
-        )
-        print(f"mrboost: {found}", file=sys.stderr)
+    names = [name.strip() for name in options.attack.split(",")]
+    place = _place(options, run, names, kinds, stages)
     documents: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
-    stopped: list[str] = []
-    for which, rounds, eps in product(kinds, stages, options.eps):
-        keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
-        result, problem = _evaluate_one(options, attacks, which, rounds, eps, keep)
-        if problem:
-            several = len(kinds) * len(stages) * len(options.eps) > 1
-            of = (
-                f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: "
-                if several
-                else ""
-            )
-            stopped.append(of + problem)
-        documents.append({"weights": which, "members": rounds, **result.to_dict()})
-        if len(options.eps) > 1 and eps == options.eps[-1]:
-            points = curve(documents[-len(options.eps) :])
-            curves.append({"weights": which, "members": rounds, "points": points})
-        if not options.json and is_first_process():
-            members = run.rounds_done()
-            of = (
-                f" of {members} members"
-                if rounds == members
-                else f" of the first {rounds} of {members} members"
-            )
-            print(f"{options.target}, {which} weights{of if members > 1 else ''}: {result}")
-            if len(options.eps) > 1 and eps == options.eps[-1]:
-                print("\n" + curve_table(points))
+    problems: list[str] = []
+    several = len(kinds) * len(stages) * len(options.eps) > 1
+    for which, rounds in product(kinds, stages):
+        classifier = {"weights": which, "members": rounds}
+        found: list[dict[str, Any]] = []
+        for eps in options.eps:
+            request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
+            keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
+            result, problem = _evaluate_one(options, names, request, keep)
+            found.append(classifier | result.to_dict())
+            if problem and several:
+                of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: "
+                problem = of + problem
+            problems += [problem] if problem else []
+            if not options.json and is_first_process():
+                print(f"{options.target}, {_described(run, which, rounds)}: {result}")
+        documents += found
+        if len(options.eps) > 1:
+            curves.append(classifier | {"points": curve(found)})
+            if not options.json and is_first_process():
+                print("\n" + curve_table(curves[-1]["points"]))
     leave()
     if not is_first_process():
         return
     if options.json:
-        printed: dict[str, Any] = {"run": options.target, "evaluations": documents}
-        print(json.dumps(printed | ({"curves": curves} if curves else {}), indent=2))
-    if stopped:
+        document: dict[str, Any] = {"run": options.target, "evaluations": documents}
+        print(json.dumps(document | ({"curves": curves} if curves else {}), indent=2))
+    if problems:
         some = any(document["outcomes"] for document in documents)
-        raise InputError("; ".join([*stopped, *(["all else was measured"] if some else [])]))
+        raise InputError("; ".join([*problems, *(["all else was measured"] if some else [])]))
     clear(place)
 
 
+def _place(
+    options: argparse.Namespace, run: Run, names: list[str], kinds: list[str], stages: list[int]
+) -> Path:
+    """Where this evaluation keeps what it has finished; with --resume, it says whether there is
+    something."""
+    asked = {
+        "attack": names,
+        "adaptive": options.adaptive,
+        "n": options.n,
+        "eps": [run.config["eps"] if eps is None else eps for eps in options.eps],
+        "norm": options.norm or run.config["norm"],
+    }
+    place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
+    if options.resume and not options.quiet and is_first_process():
+        if any(place.rglob("*.safetensors")):
+            note(f"mrboost: goes on with what is saved in {place}")
+        else:
+            note("mrboost: nothing is saved of this evaluation, it starts anew")
+    return place
+
+
+def _described(run: Run, which: str, rounds: int) -> str:
+    """The classifier in words."""
+    members = run.rounds_done()
+    if members < 2:
+        return f"{which} weights"
+    some = f"the first {rounds} of " if rounds < members else ""
+    return f"{which} weights of {some}{members} members"
+
+
 def _evaluate_one(
-    options: argparse.Namespace,
-    attacks: list[str],
-    which: str,
-    rounds: int,
-    eps: float | None,
-    keep: Path,
+    options: argparse.Namespace, names: list[str], request: Request, keep: Path
 ) -> tuple[Evaluation, str]:
     """What was found of one classifier in one ball, and what failed, if something did."""
+    how = EvaluationOptions(
+        batch_size=options.batch_size,
+        progress=not options.quiet,
+        check=options.check,
+        keep=keep,
+        resume=options.resume,
+        examples=None if options.examples is None else Path(options.examples),
+    )
     try:
-        return evaluate_run(
+        found = evaluate_run(
             options.target,
-            attacks,
-            which=which,
-            rounds=rounds,
-            n=options.n,
-            eps=eps,
-            norm=options.norm,
-            batch_size=options.batch_size,
-            check=options.check,
-            fit=options.adaptive,
-            keep=keep,
-            resume=options.resume,
-            examples=options.examples,
-            **_where(options),
-        ), ""
+            names,
+            request,
+            how,
+            device=options.device,
+            data_dir=options.data_dir,
+            verify=options.verify,
+        )
     except UnfinishedError as error:
         return error.evaluation, str(error)
+    return found, ""
 
 
 def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
     """Which weights and how many members are asked for."""
-    kinds, members, planned = (
-        list(dict.fromkeys(options.weights.split(","))),
-        run.rounds_done(),
-        run.config["rounds"],
-    )
+    kinds = list(dict.fromkeys(options.weights.split(",")))
     for which in kinds:
         check_kind(which)
     if options.staged and options.rounds is not None:
         raise InputError("--staged is after each round and --rounds after one: give one of them")
+    members, planned = run.rounds_done(), run.config["rounds"]
     last = max(1, members)  # of none, the first is said to be missing
-    stages = (
-        list(range(1, last + 1))
-        if options.staged
-        else [last if options.rounds is None else options.rounds]
-    )
+    stages = [last if options.rounds is None else options.rounds]
+    if options.staged:
+        stages = list(range(1, last + 1))
     if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
         raise InputError(
             "--examples holds those of one classifier and ball: leave out --staged, give one "
             "of --weights and --eps"
         )
     if 0 < members < planned and is_first_process():
-        print(
-            f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on",
-            file=sys.stderr,
-        )
+        note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return kinds, stages
 
 

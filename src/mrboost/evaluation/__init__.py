@@ -1,14 +1,29 @@
-"""Accuracy under attack of any model, with reasons to doubt the figures."""
+"""Accuracy under attack of any model, with reasons to doubt the figures.
+
+``evaluate(model, x, y, "autoattack", eps=8 / 255)`` gives an ``Evaluation``, which prints as a
+table and dumps as JSON. On the way,
+
+- ``inputs`` turns arrays, loaders and splits into checked chunks of images;
+- ``evaluate.measure`` is the loop: for each chunk, for each attack, ``chunk.Runner.run``;
+- ``batches`` asks the model batch by batch, and halves a batch when memory runs out;
+- ``resume`` keeps what is finished, so that an interrupted evaluation can go on;
+- ``observers`` watch: progress, doubts about the model, and the adversarial images (``examples``);
+- ``measurements`` puts chunks and processes together and sums up;
+- ``result`` and ``statistics`` are the figures: outcomes, intervals, comparisons;
+- ``doubts`` are the reasons not to believe them; ``curve`` is accuracy against eps.
+"""
 
 from .curve import robustness_curve
-from .evaluate import DEFAULT_ATTACKS, evaluate, measure, resolve_attacks
-from .result import Evaluation, Outcome, Stage, compare
+from .evaluate import DEFAULT_ATTACKS, EvaluationOptions, evaluate, measure, resolve_attacks
+from .result import Evaluation, Outcome, Stage, UnfinishedError, compare
 
 __all__ = [
     "DEFAULT_ATTACKS",
     "Evaluation",
+    "EvaluationOptions",
     "Outcome",
     "Stage",
+    "UnfinishedError",
     "compare",
     "evaluate",
     "measure",

@@ -36,7 +36,7 @@ def admitted(model: Classifier, x: Tensor, y: Tensor) -> tuple[Classifier, Tenso
     one = images[:1].to(device_of(model, otherwise=x.device))
     with attacked(model):
         classes = check_logits(fits, one, y)
-        Mixture.check_outermost(model, one)
+        Mixture.check_outermost(model)
     return fits, images, classes
 
 

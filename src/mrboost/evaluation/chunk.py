@@ -1,225 +1,212 @@
-"""Some of the images on their way through the attacks: what is found of each, kept as it goes."""
+"""One attack on one chunk of the images: what it leaves of them, point by point."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack, Classifier, Search, attacked
+from mrboost.attacks import Attack, AutoAttack, Classifier, Search
 from mrboost.attacks.points import Points
 from mrboost.attacks.search import seed_of
 from mrboost.attacks.survivors import check as check_searches
 from mrboost.attacks.survivors import run
-from mrboost.devices import device_of, exact_float32
-from mrboost.errors import InputError, NanLogitsError, UnfitError
+from mrboost.devices import device_of
+from mrboost.errors import UnfitError
 from mrboost.files import State, digest
 from mrboost.losses import margin
 from mrboost.progress import Meter
-from mrboost.seeds import global_stream, random_state, set_random_state
-from mrboost.threat import wide
+from mrboost.seeds import random_state, set_random_state
 
 from .batches import admitted, attacked_batches, is_correct
-from .doubts import Doubt, left, probe
-from .resume import Parts
+from .inputs import Images, chunks
+from .resume import Saved, attack_key, model_key
 
 SAVE_EVERY = 20.0
 """Seconds between two savings inside a stage."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a part of the evaluation is kept."""
-
-    parts: Parts
-    name: str
-    of: str
-
-    def get(self, stage: str = "") -> State | None:
-        return self.parts.get(self.name + stage, self.of)
-
-    def put(self, tensors: State, stage: str = "") -> None:
-        self.parts.put(self.name + stage, self.of, tensors)
-
-
 class Chunk:
-    """Some of the images, on their way through the attacks."""
+    """Some of the images, and the model in a precision that fits them.
 
-    def __init__(
-        self, model: Classifier, x: Tensor, y: Tensor, first: int, batch_size: int | None
-    ) -> None:
-        self.model, self.x, self.classes = admitted(model, x, y)
-        self.y, self.first, self.batch_size = y, first, batch_size
-        self.device = device_of(model, otherwise=x.device)
+    ``number`` counts chunks, ``first`` is the number of the first image among all, ``classes``
+    that of the logits. ``key`` stands for the model and the images.
+    """
 
-    def check(self, attacks: Collection[Attack]) -> None:
-        """Refuse before anything runs what one of the attacks cannot do."""
-        for attack in attacks:
-            if isinstance(attack, Search | AutoAttack):
-                check_searches(_searches(attack), self.model, self.x, self.classes)
+    model: Classifier
+    x: Tensor
+    y: Tensor
+    classes: int
+    number: int
+    first: int
+    key: str
 
-    def fingerprint(self) -> str:
-        """Of images, labels, the model's weights and some of its answers: a function has
-        no weights to go by."""
-        with attacked(self.model), torch.no_grad(), exact_float32(), global_stream(0, self.device):
-            answers = self.model(self.x[:8].to(self.device, copy=True)).float().cpu()
-        size = answers.abs().amax().clamp(min=1e-12)
-        return digest(
-            self.x, self.y, (answers / size * 1e4).round(), (size.log2() * 1e3).round(), self.model
-        )
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model, otherwise=self.x.device)
 
-    def work(self, attack: Attack | None) -> int:
-        """Evaluations that an attack may take for one image."""
-        work = getattr(attack, "work", None)
-        return 1 if work is None else int(work(self.classes))
 
-    def probe(self, eps: float, norm: str, n: int = 64) -> list[Doubt]:
-        """What the model itself gives to doubt, on as many images as there is memory for."""
-        try:
-            return probe(self.model, self.x, self.y, eps=eps, norm=norm, n=n)
-        except torch.OutOfMemoryError:
-            return self.probe(eps, norm, n // 4) if n >= 4 else []
+def prepared(model: Classifier, x: Images, y: Tensor | None, *, keyed: bool) -> Iterator[Chunk]:
+    """The images chunk by chunk, checked together with the model; with ``keyed`` they have keys."""
+    first, of_model = 0, ""
+    for number, (images, labels) in enumerate(chunks(x, y)):
+        fits, images, classes = admitted(model, images, labels)
+        if keyed and number == 0:
+            of_model = model_key(fits, images)
+        key = digest(of_model, images, labels) if keyed else ""
+        yield Chunk(fits, images, labels, classes, number, first, key)
+        first += len(images)
 
-    def found(self, attack: Attack | None, meter: Meter, place: Place, *, images: bool) -> State:
-        """What the attack finds, or what is kept of that; the ``images`` themselves only
-        if they are asked for."""
-        part = place.get()
-        if part is not None and (not images or "adv" in part):
-            meter.skip(len(self.x) * self.work(attack))
-            return part
-        try:
-            part = self.attack(attack, meter, place)
-        except UnfitError as error:  # it took the first image: a fault of its own
-            raise error.fault from error.fault.__cause__
-        if not images:
-            part.pop("adv", None)  # large
-        place.put(part)
-        return part
 
-    def attack(self, attack: Attack | None, tell: Meter, place: Place) -> State:
-        """Of each image: whether it is ``correct``, its ``margin`` and ``adv``; the
-        ``stage`` that broke it."""
+def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
+    """Refuse before anything runs what one of the attacks cannot do."""
+    for attack in attacks:
         if isinstance(attack, Search | AutoAttack):
-            return self._search(attack, tell, place)
-        began, work = time.perf_counter(), self.work(attack)
+            check_searches(_searches(attack), chunk.model, chunk.x, chunk.classes)
+
+
+class Runner:
+    """Runs attacks on chunks, or finds what an earlier evaluation saved of them.
+
+    Args:
+        saved: where finished parts are kept.
+        meter: counts evaluations of the model.
+        batch_size: images at a time; chosen if not given.
+        images: whether the adversarial images are asked for.
+    """
+
+    def __init__(self, saved: Saved, meter: Meter, batch_size: int | None, *, images: bool) -> None:
+        self.saved = saved
+        self.meter = meter
+        self.batch_size = batch_size
+        self.images = images
+
+    def run(self, attack: Attack | None, chunk: Chunk, name: str) -> State:
+        """Of each image whether it is ``correct`` and its ``margin``; the ``seconds``; of several
+        attacks in turn the ``stage`` that broke it; the images as ``adv`` if they are asked for.
+
+        Args:
+            attack: the attack, or None for the clean images.
+            chunk: the images.
+            name: what a saved part is called.
+        """
+        key = None
+        if self.saved and (of_attack := attack_key(attack)) is not None:
+            key = digest(chunk.key, of_attack)
+        found = self.saved.get(name, key)
+        if found is not None and ("adv" in found or not self.images):
+            self.meter.skip(len(chunk.x) * work_of(attack, chunk.classes))
+            return found
+        try:
+            if isinstance(attack, Search | AutoAttack):
+                found = self._search(attack, chunk, name, key)
+            else:
+                found = self._attack(attack, chunk)
+        except UnfitError as error:  # the model took the first image: a fault of its own
+            raise error.fault from error.fault.__cause__
+        if not self.images:
+            del found["adv"]
+        self.saved.put(name, key, found)
+        return found
+
+    def _attack(self, attack: Attack | None, chunk: Chunk) -> State:
+        """Batch by batch."""
+        began, work = time.perf_counter(), work_of(attack, chunk.classes)
         found: dict[str, list[Tensor]] = {"correct": [], "margin": [], "adv": []}
         for images, logits, labels in attacked_batches(
-            self.model, self.x, self.y, attack, self.batch_size, self.first
+            chunk.model, chunk.x, chunk.y, attack, self.batch_size, chunk.first
         ):
-            found["correct"].append(is_correct(self.model, images, logits, labels))
+            found["correct"].append(is_correct(chunk.model, images, logits, labels))
             found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
             found["adv"].append(images.cpu())
-            tell(len(labels) * work)
+            self.meter(len(labels) * work)
         seconds = torch.tensor([[time.perf_counter() - began]])
-        return {key: torch.cat(values) for key, values in found.items() if values} | {
-            "seconds": seconds
-        }
+        return {"seconds": seconds} | {key: torch.cat(parts) for key, parts in found.items()}
 
-    def _search(self, attack: Search | AutoAttack, tell: Meter, place: Place) -> State:
+    def _search(
+        self, attack: Search | AutoAttack, chunk: Chunk, name: str, key: str | None
+    ) -> State:
+        """Stage by stage, each on the points that stand; saved now and then."""
         searches = _searches(attack)
-        clock = _Clock(len(searches))
-        earlier = place.get("-unfinished")
-        seen: list[Points] = []
+        unfinished = f"{name}-unfinished"
+        clock = _StageClock(len(searches))
 
         def resume(points: Points) -> int:
-            seen.append(points)
-            if earlier is None:
-                return 0
-            clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
-            points.restore(earlier)
-            set_random_state(earlier, self.device)
+            earlier = self.saved.get(unfinished, key)
+            if earlier is not None:
+                clock.restore(earlier)
+                points.restore(earlier)
+                set_random_state(earlier, chunk.device)
             return clock.stage
 
-        def hear(points: Points, stage: int) -> None:
+        def watch(points: Points, stage: int) -> None:
             if clock.stage < stage < len(searches):
-                tell.say(
+                self.meter.say(
                     f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of "
-                    f"{len(self.x)} stand"
+                    f"{len(chunk.x)} stand"
                 )
             if clock.tick(stage):
-                known = {"seconds": clock.seconds, "stage": torch.tensor(stage)} | random_state(
-                    self.device
-                )
-                place.put(points.saved() | known, "-unfinished")
+                state = points.saved() | clock.saved() | random_state(chunk.device)
+                self.saved.put(unfinished, key, state)
 
-        try:
-            run(
-                self.model,
-                self.x.to(self.device),
-                self.y.to(self.device),
-                searches,
-                seed_of(attack.seed, None),
-                lanes=self.batch_size,
-                first=self.first,
-                resume=resume,
-                tell=hear,
-                work=tell,
-            )
-        except NanLogitsError as error:
-            if clock.stage == 0:
-                raise
-            raise StageError(error, clock.stage, _part(seen[0], clock)) from None
-        place.parts.drop(place.name + "-unfinished")
-        return _part(seen[0], clock)
-
-
-class StageError(InputError):
-    """An attack that is several in turn failed after ``stages`` of them; ``part``
-    is what it had found."""
-
-    def __init__(self, error: InputError, stages: int, part: State) -> None:
-        super().__init__(str(error))
-        self.stages, self.part = stages, part
+        points = run(
+            chunk.model,
+            chunk.x.to(chunk.device),
+            chunk.y.to(chunk.device),
+            searches,
+            seed_of(attack.seed, None),
+            lanes=self.batch_size,
+            first=chunk.first,
+            resume=resume,
+            tell=watch,
+            work=self.meter,
+        )
+        self.saved.drop(unfinished)
+        return {
+            "correct": points.alive,
+            "margin": -points.margin.cpu().double(),
+            "adv": points.adv.cpu(),
+            "stage": points.broken_by,
+            "seconds": clock.seconds[None],
+        }
 
 
-def first_stages(part: State, clean: State, stages: int) -> State:
-    """What is known of the images after so many stages: those that a later one broke are clean
-    again, and what margins they had is not known."""
-    since = part["stage"] > stages
-    adv = (
-        {"adv": torch.where(wide(since, part["adv"]), clean["adv"], part["adv"])}
-        if "adv" in clean
-        else {}
-    )
-    return adv | {
-        "correct": left(part["stage"], stages),
-        "margin": torch.full_like(part["margin"], torch.nan),
-        "stage": part["stage"].masked_fill(since, -1),
-        "seconds": part["seconds"][:, :stages],
-    }
-
-
-def _part(points: Points, clock: _Clock) -> State:
-    return {
-        "correct": points.alive,
-        "margin": -points.margin.cpu().double(),
-        "adv": points.adv.cpu(),
-        "stage": points.broken_by,
-        "seconds": clock.seconds[None],
-    }
+def work_of(attack: Attack | None, classes: int) -> int:
+    """Evaluations of the model that an attack may take for one image; None is no attack."""
+    return 1 if attack is None else attack.work(classes)
 
 
 def _searches(attack: Search | AutoAttack) -> Sequence[Search]:
     return attack.searches if isinstance(attack, AutoAttack) else (attack,)
 
 
-class _Clock:
+class _StageClock:
     """Seconds spent in each stage, and when to save."""
 
     def __init__(self, stages: int) -> None:
-        self.seconds, self.stage = torch.zeros(stages, dtype=torch.float64), 0
+        self.seconds = torch.zeros(stages, dtype=torch.float64)
+        self.stage = 0
         self._last = self._saved = time.perf_counter()
 
     def tick(self, stage: int) -> bool:
-        """Count the time since the last tick for the stage that ran; True
-        when it is time to save."""
-        now, ended = time.perf_counter(), stage > self.stage
+        """Add the time since the last tick to the stage that ran; True when it is time to save."""
+        now = time.perf_counter()
+        ended = stage > self.stage
         self.seconds[self.stage] += now - self._last
-        self._last, self.stage = now, min(stage, len(self.seconds) - 1)
+        self.stage = min(stage, len(self.seconds) - 1)
+        self._last = now
         if not ended and now - self._saved < SAVE_EVERY:
             return False
         self._saved = now
         return True
+
+    def saved(self) -> State:
+        return {"seconds": self.seconds, "stage": torch.tensor(self.stage)}
+
+    def restore(self, saved: State) -> None:
+        self.seconds = saved["seconds"]
+        self.stage = int(saved["stage"])

@@ -16,7 +16,7 @@ from mrboost.threat import radius
 
 from .batches import admitted, attacked_batches, fitted, still_correct
 from .inputs import Images, chunks, count
-from .result import wilson_interval
+from .statistics import wilson_interval
 
 
 class Radius(NamedTuple):

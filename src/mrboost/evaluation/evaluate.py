@@ -9,32 +9,60 @@ figures are computed in the model's own precision, image by image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack, Classifier, named
+from mrboost.attacks import Attack, Classifier, as_attack, named
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.devices import device_of
 from mrboost.errors import InputError
-from mrboost.files import State, digest
 from mrboost.progress import Meter
 from mrboost.seeds import derive, global_stream, keep_random_state
 from mrboost.threat import radius
 
-from .chunk import Chunk, Place, StageError, first_stages
-from .doubts import Doubt
+from .chunk import Chunk, Runner, check_attacks, prepared
 from .examples import Examples
-from .inputs import Images, chunks, count
-from .measured import Measured
-from .result import Evaluation
-from .resume import Parts
+from .inputs import Images, count
+from .measurements import Collector, Measurements
+from .observers import DoubtFinder, Observer, ProgressReport
+from .result import Evaluation, UnfinishedError
+from .resume import Saved
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How an evaluation is done; the fields are those of ``evaluate``."""
+
+    batch_size: int | None = None
+    progress: bool = False
+    check: bool = True
+    keep: Path | None = None
+    resume: bool = False
+    examples: Path | None = None
+
+    def __post_init__(self) -> None:
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int | np.integer) or size < 1):
+            raise InputError(
+                f"batch_size must be at least 1, and whole, got {size}: leave it out to have "
+                "it chosen"
+            )
+        if self.keep is not None and self.keep.exists() and not self.keep.is_dir():
+            raise InputError(
+                f"keep names a folder for what is finished, and {str(self.keep)!r} is a file"
+            )
+        if self.resume and self.keep is None:
+            raise InputError(
+                "resume=True has nothing to go on with: name the folder with keep=, from the first "
+                "time on"
+            )
 
 
 def evaluate(
@@ -74,29 +102,26 @@ def evaluate(
         examples: a file, .safetensors or .npz, for the adversarial images of each attack,
             beside the clean ones.
 
+    Returns:
+        The figures. Where attacks fail, ``UnfinishedError`` has those of the others.
+
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
-    if resume and keep is None:
-        raise InputError(
-            "resume=True has nothing to go on with: name the folder with keep=, from the first "
-            "time on"
-        )
-    eps = radius(eps)
-    return measure(
-        model,
-        x,
-        y,
-        resolve_attacks(attack, eps, norm),
-        eps=eps,
-        norm=norm,
+    options = EvaluationOptions(
         batch_size=batch_size,
         progress=progress,
         check=check,
-        keep=keep,
+        keep=None if keep is None else Path(keep),
         resume=resume,
-        examples=examples,
-    ).result()
+        examples=None if examples is None else Path(examples),
+    )
+    eps = radius(eps)
+    attacks = resolve_attacks(attack, eps, norm)
+    measured = measure(model, x, y, attacks, options, ball=(eps, norm))
+    if measured.problem:
+        raise UnfinishedError(measured.problem, measured.evaluation())
+    return measured.evaluation()
 
 
 def measure(
@@ -104,197 +129,142 @@ def measure(
     x: Images,
     y: Tensor | None,
     attacks: Mapping[str, Attack],
+    options: EvaluationOptions,
     *,
-    eps: float,
-    norm: str,
-    batch_size: int | None,
-    progress: bool,
-    check: bool,
-    keep: str | Path | None,
-    resume: bool,
-    examples: str | Path | None,
-) -> Measured:
-    """What ``evaluate`` sums up; also where something failed, and then it says what."""
-    _check_request(batch_size, keep)
-    file = None if examples is None else Examples(examples)
-    balls = {ball_of(one) for one in attacks.values()} or {(eps, norm)}
-    common = balls.pop() if len(balls) == 1 else (None, None)
-    parts = Parts(None if keep is None else Path(keep), resume=resume)
-    book, doubts = _Book(attacks, file), list[Doubt]()
+    ball: tuple[float, str],
+) -> Measurements:
+    """Run every attack on every chunk of the images.
+
+    Args:
+        model, x, y: as for ``evaluate``.
+        attacks: by label.
+        options: how it is done.
+        ball: eps and norm where there are no attacks that say theirs.
+
+    Returns:
+        What is known of each image; where attacks failed, it says so.
+    """
+    balls = {ball_of(attack) for attack in attacks.values()} or {ball}
+    eps, norm = balls.pop() if len(balls) == 1 else (None, None)
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    with torch.inference_mode(False), keep_random_state(device), Meter(progress) as meter:
-        for number, (images, targets) in enumerate(chunks(x, y)):
-            chunk = Chunk(model, images, targets, book.images, batch_size)
-            if number == 0:
-                chunk.check(attacks.values())
-                images_in_all = count(x)
-                each = sum(chunk.work(one) for one in (None, *attacks.values()))
-                meter.begin(None if images_in_all is None else images_in_all * each)
-                if check:
-                    meter.doing("looking for doubts")
-                    meter.say("looking for doubts")
-                    doubts = chunk.probe(common[0] or eps, common[1] or norm)
-            book.labels.append(targets)
-            chunk_is = "" if keep is None else chunk.fingerprint()
-            for label, one in list(book.going.items()):
-                meter.doing(label)
-                of = "" if keep is None else digest(chunk_is, one)
-                place = Place(parts, f"{number}-{list(book.found).index(label)}", of)
-                try:
-                    # The model's own draws, if it makes any, do not depend on what was done before.
-                    with global_stream(
-                        derive(getattr(one, "seed", None) or 0, number, label), device
-                    ):
-                        book.add(label, chunk.found(one, meter, place, images=file is not None))
-                except InputError as error:
-                    meter.say(f"{label} failed")
-                    book.stop(label, error)
-                    if not book.going:
-                        break
-                    continue
-                if number == 0 and label == "clean":
-                    meter.settle()
-                if book.images == images_in_all and label not in book.failed:
-                    _say_done(meter, label, book.found[label])
-            if not book.going:
+    saved = Saved(options.keep, resume=options.resume)
+    collected = Collector(attacks)
+    examples = None if options.examples is None else Examples(options.examples)
+    with torch.inference_mode(False), keep_random_state(device), Meter(options.progress) as meter:
+        runner = Runner(saved, meter, options.batch_size, images=examples is not None)
+        doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
+        observers: list[Observer] = [ProgressReport(meter, attacks.values(), count(x))]
+        observers += [doubts] if options.check else []
+        observers += [examples] if examples is not None else []
+        for chunk in prepared(model, x, y, keyed=bool(saved)):
+            if chunk.number == 0:
+                check_attacks(attacks.values(), chunk)
+            _attack_chunk(chunk, collected, runner, observers)
+            if "clean" in collected.failed:
                 break
-        if book.images != images_in_all:  # their number was not known before
-            for label in book.going:
-                if label not in book.failed:
-                    _say_done(meter, label, book.found[label])
-    finished = {label: one for label, one in book.going.items() if one is not None}
-    known = {label: _joined(book.found[label]) for label in book.going}
-    failed = tuple(book.failed)
-    measured = Measured(
-        *common,
-        finished,
-        torch.cat(book.labels),
-        known,
-        tuple(doubts),
-        check,
-        failed,
-        book.problem(),
+        for observer in observers:
+            observer.on_end()
+    measured = Measurements(
+        eps,
+        norm,
+        attacks={label: attacks[label] for label in collected.parts if label != "clean"},
+        labels=torch.cat(collected.labels),
+        found=collected.found(),
+        doubts=tuple(doubts.doubts),
+        check=options.check,
+        failed=tuple(collected.failed),
+        problem=collected.problem(),
     )
-    return measured if file is None or not known else _with_examples(measured, book.found, file)
+    return measured if examples is None else _with_examples(measured, examples)
 
 
-def _with_examples(
-    measured: Measured, parts: Mapping[str, list[State]], file: Examples
-) -> Measured:
-    """Writes the images; if that fails, it is said beside what else is."""
+def _attack_chunk(
+    chunk: Chunk, collected: Collector, runner: Runner, observers: Sequence[Observer]
+) -> None:
+    """All attacks that have not failed, one after the other."""
+    collected.labels.append(chunk.y)
+    for observer in observers:
+        observer.on_chunk(chunk)
+    for number, label, attack in collected.going():
+        for observer in observers:
+            observer.on_attack(label)
+        # The draws of a model that makes any do not depend on what was done before.
+        seed = 0 if attack is None else attack.seed or 0
+        try:
+            with global_stream(derive(seed, chunk.number, label), chunk.device):
+                found = runner.run(attack, chunk, f"{chunk.number}-{number}")
+        except InputError as error:
+            collected.fail(label, error)
+            for observer in observers:
+                observer.on_failure(label)
+            continue
+        collected.add(label, found)
+        for observer in observers:
+            observer.on_result(label, chunk, found)
+
+
+def _with_examples(measured: Measurements, examples: Examples) -> Measurements:
+    """Writes the adversarial images; if that fails, it is one more problem."""
     try:
-        found = {
-            measured.name(label): file.away(*(part.pop("adv") for part in parts[label]))
-            for label in measured.known
-        }
-        file.write(found | {"y": measured.labels}, {"eps": measured.eps, "norm": measured.norm})
+        if measured.found:
+            examples.write(measured.labels, {"eps": measured.eps, "norm": measured.norm})
     except OSError as error:
-        problem = f"cannot write examples to {str(file.path)!r}: {error.strerror}"
+        problem = f"cannot write examples to {str(examples.path)!r}: {error.strerror}"
         return replace(measured, problem="; ".join(filter(None, (measured.problem, problem))))
     return measured
-
-
-def _check_request(batch_size: int | None, keep: str | Path | None) -> None:
-    if batch_size is not None and (not isinstance(batch_size, int | np.integer) or batch_size < 1):
-        raise InputError(
-            f"batch_size must be at least 1, and whole, got {batch_size}: leave it out to have "
-            "it chosen"
-        )
-    if keep is not None and Path(keep).exists() and not Path(keep).is_dir():
-        raise InputError(f"keep names a folder for what is finished, and {str(keep)!r} is a file")
-
-
-class _Book:
-    """What each attack has found, chunk by chunk. One that fails is struck out;
-    with ``clean``, all are."""
-
-    def __init__(self, attacks: Mapping[str, Attack], file: Examples | None) -> None:
-        self.file = file
-        self.going: dict[str, Attack | None] = {"clean": None, **attacks}
-        self.found: dict[str, list[State]] = {label: [] for label in self.going}
-        self.labels: list[Tensor] = []
-        self.failed: dict[str, InputError] = {}
-
-    @property
-    def images(self) -> int:
-        return sum(map(len, self.labels))
-
-    def add(self, label: str, part: State) -> None:
-        self.found[label].append(
-            part if self.file is None else part | {"adv": self.file.away(part["adv"])}
-        )
-
-    def stop(self, label: str, error: InputError) -> None:
-        """Of an attack that is several in turn, those that were finished stay."""
-        self.failed[label] = error
-        attack = self.going[label]
-        if label == "clean":
-            self.going = {}
-        elif isinstance(error, StageError) and isinstance(attack, AutoAttack):
-            self.going[label] = replace(attack, stages=error.stages)
-            parts = zip([*self.found[label], error.part], self.found["clean"], strict=True)
-            self.found[label] = []
-            for part, clean in parts:
-                self.add(label, first_stages(part, clean, error.stages))
-        else:
-            del self.going[label]
-
-    def problem(self) -> str:
-        """What is to be said of those that failed."""
-        if not self.failed:
-            return ""
-        first, *others = self.failed
-        said = str(self.failed[first])
-        said = said if first == "clean" or first in said else f"{first}: {said}"
-        return said + (f"; {', '.join(others)} failed too" if others else "")
 
 
 def resolve_attacks(
     attack: Attacks, eps: float, norm: str, step_size: float | None = None
 ) -> dict[str, Attack]:
-    """Attacks by label, whatever form they were given in; ``clean`` is left
-    out, it is always there.
+    """Attacks by label, whatever form they were given in.
 
-    ``step_size`` is that of PGD given by name.
+    Args:
+        attack: as for ``evaluate``; ``clean`` is left out, since it is always there.
+        eps, norm: the ball of attacks given by name.
+        step_size: of PGD given by name; a quarter of eps if not given.
     """
-    found: dict[str, Attack] = dict(attack) if isinstance(attack, Mapping) else {}
-    if not isinstance(attack, Mapping):
-        for item in (
-            [attack] if isinstance(attack, str) or not isinstance(attack, Sequence) else attack
-        ):
+    if isinstance(attack, Mapping):
+        return {_label(label): _callable(one, label) for label, one in attack.items()}
+    if isinstance(attack, str) or not isinstance(attack, Sequence):
+        attack = [attack]
+    found: dict[str, Attack] = {}
+    for item in attack:
+        if isinstance(item, str):
             if item == "clean":
                 continue
-            one = named(item, eps or 0.1, norm, step_size) if isinstance(item, str) else item
-            if isinstance(item, str) and eps == 0:
+            one = named(item, eps or 0.1, norm, step_size)
+            label = item
+            if eps == 0:
                 one = Untouched(item, norm)
-            if isinstance(item, type):
-                raise InputError(
-                    f"an attack is made first: {item.__name__}(eps, ...) in the place of "
-                    f"{item.__name__}"
-                )
-            label = item if isinstance(item, str) else str(getattr(one, "name", type(one).__name__))
-            if label in found and found[label] != one:
-                label = f"{label} ({len(found) + 1})"
-            found[label] = one
-    for label, one in found.items():
-        if not isinstance(label, str):
-            raise InputError(f"an attack's label is a text, got {label!r}")
-        if label in ("clean", "y"):
-            raise InputError(
-                f"an attack cannot be called {label!r}: that is the name of something else in "
-                "the result"
-            )
-        if not callable(one) or isinstance(one, type):
-            raise InputError(
-                f"an attack is a name or a callable attack(model, x, y), got {one!r} as {label!r}"
-            )
+        else:
+            one = _callable(item, item)
+            label = one.name
+        if label in found and found[label] != one:
+            label = f"{label} ({len(found) + 1})"
+        found[_label(label)] = one
     return found
 
 
-def _say_done(meter: Meter, label: str, parts: Sequence[State]) -> None:
-    stand = torch.cat([part["correct"] for part in parts]).double().mean()
-    meter.say(f"{label} is done, {stand:.2%} stand")
+def _label(label: object) -> str:
+    if not isinstance(label, str):
+        raise InputError(f"an attack's label is a text, got {label!r}")
+    if label in ("clean", "y"):
+        raise InputError(
+            f"an attack cannot be called {label!r}: that is the name of something else in "
+            "the result"
+        )
+    return label
 
 
-def _joined(parts: Sequence[State]) -> State:
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != "adv"}
+def _callable(attack: object, label: object) -> Attack:
+    if isinstance(attack, type):
+        raise InputError(
+            f"an attack is made first: {attack.__name__}(eps, ...) in the place of "
+            f"{attack.__name__}"
+        )
+    if not callable(attack):
+        raise InputError(
+            f"an attack is a name or a callable attack(model, x, y), got {attack!r} as {label!r}"
+        )
+    return as_attack(attack)

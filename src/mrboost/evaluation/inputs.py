@@ -1,10 +1,8 @@
-"""The images of an evaluation, in whatever form they come, a chunk at a time and
-checked at the door."""
+"""The images of an evaluation, in whatever form they come: checked, and a chunk at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -19,41 +17,18 @@ Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
 CHUNK = 2**24
 """Numbers in the images of one chunk: 64 MiB of float32."""
 
+Pairs = Iterator[tuple[Tensor, Tensor]]
 
-def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Checked images and labels, some thousands at a time."""
-    if isinstance(x, Split):
-        if y is not None:
-            raise InputError(
-                "a Split has labels of its own: leave out y, or give split.images() and y"
-            )
-        size = _per_chunk(x.x)
-        pairs: Iterable[tuple[Tensor, Tensor]] = (
-            (part.images(), part.y) for part in (x[i : i + size] for i in range(0, len(x), size))
-        )
-    elif _matched(x, y):  # an array may be a file's, mapped
-        size = max(1, CHUNK // max(1, x[:1].size))
-        parts = (slice(i, i + size) for i in range(0, len(x), size))
-        pairs = (as_tensors(x[part], y[part]) for part in parts)  # type: ignore[index]
-    elif y is not None and isinstance(x, DataLoader):
-        raise InputError("a DataLoader gives labels of its own: leave out y")
-    elif y is None:
-        pairs = _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
-    elif x is None:
-        raise InputError("x must be images, or give pairs (images, labels), got None")
-    else:
-        whole, targets = as_tensors(x, y)
-        size = _per_chunk(whole)
-        pairs = (
-            (whole[i : i + size], targets[i : i + size]) for i in range(0, max(1, len(whole)), size)
-        )
-        if len(whole) != len(targets):
-            raise InputError(
-                f"labels must have shape ({len(whole)},) to match the images, got "
-                f"{tuple(targets.shape)}"
-            )
+
+def chunks(x: Images, y: Tensor | None) -> Pairs:
+    """Checked images and labels, some thousands at a time.
+
+    Args:
+        x: a batch of images, a ``Split``, a dataset, or an iterable of pairs (images, labels).
+        y: the labels of a batch of images.
+    """
     none = True
-    for images, labels in pairs:
+    for images, labels in _unchecked(x, y):
         check_batch(images, labels)
         none = False
         yield images, labels.cpu()
@@ -61,7 +36,32 @@ def chunks(x: Images, y: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         raise InputError("there are no images to evaluate on: the data are empty")
 
 
-def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
+def _unchecked(x: Images, y: Tensor | None) -> Pairs:
+    """The same pairs before their values are checked."""
+    if isinstance(x, Split):
+        if y is not None:
+            raise InputError(
+                "a Split has labels of its own: leave out y, or give split.images() and y"
+            )
+        return ((part.images(), part.y) for part in (x[rows] for rows in _rows(x.x)))
+    if y is None:
+        return _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
+    if isinstance(x, DataLoader):
+        raise InputError("a DataLoader gives labels of its own: leave out y")
+    if x is None:
+        raise InputError("x must be images, or give pairs (images, labels), got None")
+    if _are_arrays(x, y):  # read part by part: x may be mapped from a file
+        return (as_tensors(x[rows], y[rows]) for rows in _rows(x))  # type: ignore[index, arg-type]
+    images, labels = as_tensors(x, y)
+    if len(images) != len(labels):
+        raise InputError(
+            f"labels must have shape ({len(images)},) to match the images, got "
+            f"{tuple(labels.shape)}"
+        )
+    return ((images[rows], labels[rows]) for rows in _rows(images))
+
+
+def _gathered(batches: Iterable[object]) -> Pairs:
     """Small batches put together into chunks."""
     if not hasattr(batches, "__iter__"):
         raise InputError(
@@ -69,14 +69,7 @@ def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
         )
     waiting: list[tuple[Tensor, Tensor]] = []
     for pair in batches:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
-            raise InputError(
-                "without y, x must give pairs (images, labels), it gave "
-                f"{type(pair).__name__}{many}: choose two of each, as in ((batch[0], batch[1]) for "
-                "batch in loader)"
-            )
-        images, labels = as_tensors(*pair)
+        images, labels = _pair(pair)
         if waiting and images.shape[1:] != waiting[0][0].shape[1:]:
             one, other = tuple(waiting[0][0].shape[1:]), tuple(images.shape[1:])
             raise InputError(
@@ -84,22 +77,33 @@ def _gathered(batches: Iterable[object]) -> Iterator[tuple[Tensor, Tensor]]:
             )
         waiting.append((images, labels))
         if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
-            yield (
-                torch.cat([images for images, _ in waiting]),
-                torch.cat([labels for _, labels in waiting]),
-            )
+            yield _together(waiting)
             waiting = []
     if waiting:
-        yield (
-            torch.cat([images for images, _ in waiting]),
-            torch.cat([labels for _, labels in waiting]),
+        yield _together(waiting)
+
+
+def _pair(pair: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+        raise InputError(
+            f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}{many}: "
+            "choose two of each, as in ((batch[0], batch[1]) for batch in loader)"
         )
+    return as_tensors(*pair)
 
 
-def _matched(x: object, y: object) -> TypeGuard[np.ndarray]:
-    """Whether these are an array of images and as many labels, both to be had part by part."""
+def _together(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*pairs, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def _are_arrays(x: object, y: object) -> bool:
+    """Whether these are an array of images and as many labels."""
+    if not isinstance(x, np.ndarray) or x.ndim < 2:
+        return False
     listed = isinstance(y, list | tuple) or (isinstance(y, Tensor | np.ndarray) and y.ndim > 0)
-    return isinstance(x, np.ndarray) and x.ndim > 1 and listed and 0 < len(x) == len(y)  # type: ignore[arg-type]
+    return listed and 0 < len(x) == len(y)  # type: ignore[arg-type]
 
 
 def _is_map(x: object) -> bool:
@@ -107,21 +111,33 @@ def _is_map(x: object) -> bool:
     return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
 
 
-def _per_chunk(images: Tensor) -> int:
-    return max(1, CHUNK // max(1, images[:1].numel()))
+def _rows(images: Tensor | np.ndarray) -> Iterator[slice]:
+    """Slices of as many images as a chunk has; one of no images if there are none."""
+    size = _per_chunk(images)
+    return (slice(i, i + size) for i in range(0, max(1, len(images)), size))
+
+
+def _per_chunk(images: Tensor | np.ndarray) -> int:
+    numbers = images[:1].size if isinstance(images, np.ndarray) else images[:1].numel()
+    return max(1, CHUNK // max(1, numbers))
 
 
 def count(x: Images) -> int | None:
     """How many images there are, if ``x`` tells."""
+    if isinstance(x, Tensor | Split | np.ndarray):
+        return len(x)
     if isinstance(x, DataLoader):
-        batches = x.sampler if x.batch_sampler is None else x.batch_sampler
-        if type(batches) is not BatchSampler:  # another may make batches of any size
-            return None
-        whole = x.dataset if isinstance(x.dataset, IterableDataset) else batches.sampler
-        n = len(whole) if isinstance(whole, Sized) else None
-        return n if n is None or not batches.drop_last else n - n % batches.batch_size
-    return (
-        len(x)
-        if isinstance(x, Tensor | Split | np.ndarray) or (_is_map(x) and isinstance(x, Sized))
-        else None
-    )
+        return _count_of_loader(x)
+    return len(x) if _is_map(x) and isinstance(x, Sized) else None
+
+
+def _count_of_loader(loader: DataLoader[object]) -> int | None:
+    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(batches) is not BatchSampler:  # another may make batches of any size
+        return None
+    iterable = isinstance(loader.dataset, IterableDataset)
+    whole = loader.dataset if iterable else batches.sampler
+    n = len(whole) if isinstance(whole, Sized) else None
+    if n is None or not batches.drop_last:
+        return n
+    return n - n % batches.batch_size

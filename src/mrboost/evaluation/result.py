@@ -1,47 +1,58 @@
-"""What an evaluation found: one ``Outcome`` for each attack, point by point, and what
-can be said from them."""
+"""What an evaluation found: one ``Outcome`` for each attack, point by point, as a table and as
+JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import scipy
-import torch
 from torch import Tensor
 
-from mrboost.attacks.autoattack import UP_TO, VERSIONS
+from mrboost.attacks.autoattack import VERSIONS
 from mrboost.errors import InputError
 from mrboost.files import digest
 
 from .doubts import Doubt
+from .statistics import Comparison, compare_points, wilson_interval, worst_case
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The accuracy left after one of several attacks in turn, and the seconds that it took."""
+    """The accuracy left after one of several attacks in turn, and the seconds that it took.
+
+    ``black_box`` stages do not use the model's gradients.
+    """
 
     attack: str
     accuracy: float
     interval: tuple[float, float]
     seconds: float
+    black_box: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What one attack left of the accuracy.
 
-    ``correct`` says of each image whether it withstood (for a randomised classifier: with which
-    probability), ``interval`` is the 95 % Wilson interval of the accuracy; ``margin`` the mean of
-    the true logit minus the largest other one on the attacked images, ``min_margin`` the least of
-    them, both NaN of an attack that failed before its end. An attack that is several in turn has
-    ``stages``, and says of each image by which it was ``broken_by``: from 1 on, 0 for an image that
-    was wrong from the start, -1 for one that stands. ``black_box`` attacks do not use the model's
-    gradients. ``eps`` and ``norm`` are the attack's ball, if it says so. ``labels`` stands for
-    those of the images: outcomes with another are of other images.
+    Attributes:
+        attack: its label.
+        accuracy, interval: the share of images that withstood, and its 95 % Wilson interval.
+        margin, min_margin: the true logit minus the largest other one on the attacked images, their
+            mean and the least.
+        per_class, class_intervals: the accuracy and its interval class by class; None where there
+            are no images of a class.
+        seconds: how long it took.
+        correct: whether each image withstood; for a randomised classifier, with which probability.
+        stages: of an attack that is several in turn, what each of them left.
+        broken_by: of such an attack, the number of the stage that broke each image, from 1 on; 0
+            for an image that was wrong from the start, -1 for one that stands.
+        black_box: whether it does not use the model's gradients.
+        steps: its gradient steps or iterations, if it says them.
+        eps, norm: its ball, if it says so.
+        labels: stands for the labels of the images; outcomes with another are of other images.
     """
 
     attack: str
@@ -56,6 +67,7 @@ class Outcome:
     stages: tuple[Stage, ...] = ()
     broken_by: tuple[int, ...] = field(default=(), repr=False)
     black_box: bool = False
+    steps: int | None = None
     eps: float | None = None
     norm: str | None = None
     labels: str = field(default="", repr=False)
@@ -86,11 +98,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcomes of several attacks on the same images; ``eps`` and ``norm`` are None where attacks
-    differ or do not say.
+    """Outcomes of several attacks on the same ``n`` images.
 
-    ``doubts`` are reasons not to trust the figures, ``failed`` attacks that came to nothing,
-    or not to their end.
+    Attributes:
+        eps, norm: the ball; None where attacks differ or do not say.
+        outcomes: one for ``clean`` and for each attack.
+        doubts: reasons not to trust the figures.
+        failed: attacks that failed, and have no outcome.
     """
 
     eps: float | None
@@ -128,63 +142,56 @@ class Evaluation:
         if self.eps is not None:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
         width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
-        head = (
+        lines = [
+            f"{self.n} images, {ball}",
             f"{'attack':<{width}}{'accuracy':>9}   "
-            f"{'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}"
-        )
-        lines = [f"{self.n} images, {ball}", head]
+            f"{'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}",
+        ]
         for o in self.outcomes:
-            lines += [
-                f"  {s.attack:<{width - 2}}{s.accuracy:>9.2%}   "
-                f"{_range(s.interval):<32}{s.seconds:>9.1f}"
-                for s in o.stages
-            ]
+            for stage in o.stages:
+                interval = f"{_range(stage.interval):<32}"
+                lines.append(
+                    f"  {stage.attack:<{width - 2}}{stage.accuracy:>9.2%}   "
+                    f"{interval}{stage.seconds:>9.1f}"
+                )
+            margins = f"{_short(o.margin):>8}{_short(o.min_margin):>8}"
+            interval = f"{_range(o.interval):<16}"
             lines.append(
-                f"{o.attack:<{width}}{o.accuracy:>9.2%}   {_range(o.interval):<16}"
-                f"{_short(o.margin):>8}{_short(o.min_margin):>8}{o.seconds:>9.1f}"
+                f"{o.attack:<{width}}{o.accuracy:>9.2%}   {interval}{margins}{o.seconds:>9.1f}"
             )
-        if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))) is not None:
+        worst = worst_of(asdict(self)) if len(self.outcomes) > 2 else None
+        if worst is not None:
             lines.append(
                 f"{'worst case':<{width}}{worst['accuracy']:>9.2%}   {_range(worst['interval'])}"
             )
-        lines += [f"failed: {', '.join(self.failed)}"] if self.failed else []
-        return "\n".join(
-            [*lines, *(f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts)]
-        )
+        if self.failed:
+            lines.append(f"failed: {', '.join(self.failed)}")
+        lines += [f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the worst case too; what JSON has no number for (the margin of
-        infinite logits) is None."""
+        """Plain values, the worst case too; None stands for numbers that JSON does not have, as
+        the margin of infinite logits."""
         found = asdict(self)
         for outcome in found["outcomes"]:
-            outcome |= {
-                key: outcome[key] if math.isfinite(outcome[key]) else None
-                for key in ("margin", "min_margin")
-            }
+            for key in ("margin", "min_margin"):
+                if not math.isfinite(outcome[key]):
+                    outcome[key] = None
         return found | {"worst": worst_of(found)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def worst_case(correct: Sequence[Sequence[float]]) -> tuple[float, tuple[float, float]]:
-    """Accuracy and interval where each point counts as its worst outcome."""
-    least = torch.tensor(correct, dtype=torch.float64).amin(dim=0)
-    return least.mean().item(), wilson_interval(least.sum().item(), len(least))
-
-
 def worst_of(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The worst case over the attacks of an evaluation, as ``to_dict`` has it, and of each point;
-    over several balls, where attacks failed, or of an older one that did not keep its points, there
-    is none."""
+    """The worst case over the attacks of an evaluation, as ``to_dict`` has it, and of each point.
+
+    There is none over several balls, or where attacks failed.
+    """
     points = [outcome["correct"] for outcome in evaluation["outcomes"] if "correct" in outcome]
-    if (
-        len(points) < len(evaluation["outcomes"])
-        or not points
-        or (evaluation["eps"] is None and len(points) > 2)
-    ):
+    if not points or len(points) < len(evaluation["outcomes"]) or evaluation.get("failed"):
         return None
-    if evaluation.get("failed"):
+    if evaluation["eps"] is None and len(points) > 2:
         return None
     accuracy, interval = worst_case(points)
     return {
@@ -192,19 +199,6 @@ def worst_of(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
         "interval": interval,
         "correct": [min(values) for values in zip(*points, strict=True)],
     }
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two classifiers on the same points under the same attack.
-
-    ``p_value`` is the sign test's, for two plain classifiers McNemar's exact one: how likely so
-    uneven a split of the points on which they differ would be if neither were better.
-    """
-
-    only_first: int
-    only_second: int
-    p_value: float
 
 
 def compare(first: Outcome, second: Outcome) -> Comparison:
@@ -225,45 +219,9 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
     return found
 
 
-def compare_points(first: Sequence[float], second: Sequence[float]) -> Comparison:
-    """``compare`` for the outcomes of the points themselves."""
-    if len(first) != len(second):
-        raise InputError(
-            f"two evaluations can be compared on the same points only, these have {len(first)} "
-            f"and {len(second)}"
-        )
-    pairs = list(zip(first, second, strict=True))
-    only_first, only_second = sum(a > b for a, b in pairs), sum(b > a for a, b in pairs)
-    differing = only_first + only_second
-    return Comparison(
-        only_first,
-        only_second,
-        float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0,
-    )
-
-
-def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
-    """The first's accuracy minus the second's on the same points, in points, and in
-    brackets the sign test's p."""
-    gain, chance = (
-        100 * (sum(first) - sum(second)) / len(first),
-        compare_points(first, second).p_value,
-    )
-    return f"{gain:+.2f} ({f'{chance:.2g}' if chance > 0 else '< 1e-300'})"
-
-
-def attack_of(name: str, failed: Collection[str]) -> str:
-    """The attack that an outcome is of, which has another name if it failed before its end."""
-    return next((attack for attack in failed if name.startswith(attack + UP_TO)), name)
-
-
 def same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two evaluations of a run's are of the same images; older ones know
-    them by their labels."""
-    if "images" in one and "images" in other:
-        return bool(one["images"] == other["images"])
-    labels = [{outcome.get("labels", "") for outcome in each["outcomes"]} for each in (one, other)]
-    return labels[0] == labels[1] or any("" in known for known in labels)
+    """Whether two evaluations in files of runs are of the same images."""
+    return one.get("images") == other.get("images")
 
 
 def robustbench_summary(
@@ -317,6 +275,14 @@ def robustbench_summary(
     }
 
 
+class UnfinishedError(InputError):
+    """Attacks failed; ``evaluation`` has the figures of the others."""
+
+    def __init__(self, message: str, evaluation: Evaluation) -> None:
+        super().__init__(message)
+        self.evaluation = evaluation
+
+
 def format_eps(eps: float) -> str:
     """``8/255`` where eps is a whole number of grey levels and no short decimal, the
     number itself elsewhere."""
@@ -325,24 +291,10 @@ def format_eps(eps: float) -> str:
     return f"{round(levels)}/255" if whole and len(f"{eps:g}") > 4 else f"{eps:g}"
 
 
-def wilson_interval(successes: float, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a proportion, sound at 0 and 1 too (Wilson 1927)."""
-    p, z = successes / n, 1.959964
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(
-        1.0, (centre + spread) / (1 + z * z / n)
-    )
-
-
 def _short(value: float) -> str:
     """With two digits after the point, or as many as seven characters have room for."""
-    if math.isnan(value):
-        return "–"
-    return next(
-        text
-        for form in (".2f", ".1f", ".0f", ".1e", ".0e")
-        if len(text := format(value, form)) <= 7
-    )
+    texts = [format(value, form) for form in (".2f", ".1f", ".0f", ".1e", ".0e")]
+    return next(text for text in texts if len(text) <= 7)
 
 
 def _range(interval: tuple[float, float]) -> str:

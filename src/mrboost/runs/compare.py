@@ -10,14 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mrboost.evaluation.result import (
-    attack_of,
-    format_eps,
-    same_images,
-    signed_difference,
-    worst_case,
-    worst_of,
-)
+from mrboost.evaluation.result import format_eps, same_images, worst_of
+from mrboost.evaluation.statistics import signed_difference, worst_case
 
 from .folder import Run
 
@@ -159,9 +153,7 @@ def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for evaluation in evaluations:
         figures = {}
         for outcome in evaluation["outcomes"]:
-            points = smaller.setdefault(
-                attack_of(outcome["attack"], evaluation.get("failed", ())), []
-            )
+            points = smaller.setdefault(outcome["attack"], [])
             points.append(outcome["correct"])
             figures[outcome["attack"]] = worst_case(points)
         if len(figures) > 2 and not evaluation.get("failed"):

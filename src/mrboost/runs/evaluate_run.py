@@ -1,15 +1,13 @@
-"""Evaluations of a run: which data, which weights, and the file that keeps them."""
+"""The evaluation of a run: which data, which weights, which attacks."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +19,42 @@ from mrboost.data import Dataset, Split, drawn, validation_split
 from mrboost.devices import company, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.evaluation import measure, resolve_attacks
-from mrboost.evaluation.doubts import AMONG_OUTCOMES, Doubt, contradictions
-from mrboost.evaluation.result import Evaluation, attack_of, same_images, worst_of
+from mrboost.evaluation import (
+    Evaluation,
+    EvaluationOptions,
+    UnfinishedError,
+    measure,
+    resolve_attacks,
+)
 from mrboost.files import digest
-from mrboost.progress import note
 from mrboost.threat import ball
 
 from .folder import Run
+from .results import save_evaluation
 from .reweight import learn_weights
 
 Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
 """Attacks by label, made for the model that they are to attack."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which classifier of a run is evaluated, on what.
+
+    Attributes:
+        which: "best" or "last" weights.
+        rounds: the ensemble as it was after that many of them; all if not given.
+        n: how many test images, drawn class by class; all if not given.
+        eps, norm: the ball; that of the training if not given.
+        adaptive: whether the attacks that fit the model are added.
+    """
+
+    which: str = "best"
+    rounds: int | None = None
+    n: int | None = None
+    eps: float | None = None
+    norm: str | None = None
+    adaptive: bool = False
 
 
 def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
@@ -139,83 +161,96 @@ def reweight_run(
 def evaluate_run(
     run_dir: str | Path,
     attack: Sequence[str] | Fitting,
+    request: Request = Request(),  # noqa: B008 — a frozen value
+    options: EvaluationOptions = EvaluationOptions(),  # noqa: B008
     *,
-    which: str = "best",
-    rounds: int | None = None,
     dataset: Dataset | None = None,
-    n: int | None = None,
-    eps: float | None = None,
-    norm: str | None = None,
-    batch_size: int | None = None,
     device: str = "auto",
     data_dir: str | Path | None = None,
     verify: bool = True,
-    progress: bool = False,
-    check: bool = True,
-    fit: bool = False,
-    keep: Path | None = None,
-    resume: bool = False,
-    examples: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
-    ``rounds`` takes the ensemble as it was after that many of them; ``fit`` adds the attacks that
-    fit the model; ``dataset`` is the run's own, if it is loaded already; ``keep`` is a folder for
-    what is finished, ``place_of`` this request, and ``resume`` goes on with what it holds. Of
-    several processes that torchrun started, each takes its share of the images, and the first
-    writes. If an attack fails, the outcomes of the others are added first.
+    Of several processes that torchrun started, each takes its share of the images, and the first
+    writes. If an attack fails, the outcomes of the others are added before the error is raised.
+
+    Args:
+        run_dir: the run's folder.
+        attack: names of attacks, or a function that makes them for the model.
+        request: which classifier is evaluated, and on what.
+        options: how it is done; ``place_of`` gives a folder for ``keep``.
+        dataset: the run's own, if it is loaded already.
+        device, data_dir, verify: as on the command line.
+
+    Example:
+        >>> evaluate_run("runs/a", ["autoattack"], Request(n=300))  # doctest: +SKIP
     """
     run = Run.open(run_dir)
-    eps, norm = _ball(run, eps, norm)
-    if not callable(attack):
-        resolve_attacks(attack, eps, norm)  # a mistyped name is found before anything is loaded
-    with suppress(OSError):  # it may not be ours to read
-        _ = run.results  # so is a damaged file, that nothing could be added to
+    eps, norm = _ball(run, request.eps, request.norm)
+    # In proportion to eps, the step of the training's data: 1/255 for SVHN, say
+    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
+    # A mistyped name is found before anything is loaded
+    attacks = {} if callable(attack) else resolve_attacks(attack, eps, norm, step_size)
+    _refuse_damaged_results(run)
     fabric = make_fabric(device, "32-true", together=True)
     rank, world = fabric.global_rank, fabric.world_size
-    if world > 1 and examples is not None:
+    if world > 1 and options.examples is not None:
         raise InputError("examples are written by one process: start this command without torchrun")
-    model = load_model(run, which, fabric.device, rounds)
-    whole = (
-        load_data(run, data_dir, verify=verify) if dataset is None else _checked(run, dataset)
-    ).test
-    test = draw(whole, n)
+    model = load_model(run, request.which, fabric.device, request.rounds)
+    if dataset is None:
+        whole = load_data(run, data_dir, verify=verify).test
+    else:
+        whole = _checked(run, dataset).test
+    test = draw(whole, request.n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
-    # The data's: 1/255 for SVHN, say
-    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
-    attacks = resolve_attacks(attack(model) if callable(attack) else attack, eps, norm, step_size)
-    attacks |= adaptive(model, eps, norm) if fit else {}
-    if keep is not None:
-        part = "-".join(map(str, (which, len(model), *([rank, world] if world > 1 else []))))
-        keep = keep / part if os.access(run.folder, os.W_OK) else None
-    all_of_them = len(test) == len(whole)
-    facts = {
-        "weights": which,
-        "members": len(model),
-        "of": run.fingerprint(which, len(model)),
-        "whole": all_of_them,
-        "checked": check,
-        "images": digest(test.x, test.y),
-        "points": None if all_of_them else numbers(whole, len(test)).tolist(),
-    }
-    measured = measure(
-        model,
-        test[rank::world],
-        None,
-        attacks,
-        eps=eps,
-        norm=norm,
-        batch_size=batch_size,
-        progress=progress and rank == 0,
-        check=check and rank == 0,
-        keep=keep,
-        resume=resume,
-        examples=examples,
-    )
+    if callable(attack):
+        attacks = resolve_attacks(attack(model), eps, norm, step_size)
+    if request.adaptive:
+        attacks |= adaptive(model, eps, norm)
+    part = "-".join(map(str, (request.which, len(model), *([rank, world] if world > 1 else []))))
+    own = _own_options(options, run, part, leads=rank == 0)
+    measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with company(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
-    return measured.result(lambda found: found if rank > 0 else _keep(run, facts, found))
+    found = measured.evaluation()
+    if rank == 0 and found.outcomes:
+        facts = {
+            "weights": request.which,
+            "members": len(model),
+            "of": run.fingerprint(request.which, len(model)),
+            "whole": len(test) == len(whole),
+            "checked": options.check,
+            "images": digest(test.x, test.y),
+            "points": None if len(test) == len(whole) else numbers(whole, len(test)).tolist(),
+        }
+        found = save_evaluation(run, facts, found)
+    if measured.problem:
+        raise UnfinishedError(measured.problem, found)
+    return found
+
+
+def _refuse_damaged_results(run: Run) -> None:
+    """Nothing could be added to them, so the evaluation does not begin."""
+    with suppress(OSError):  # a run that one may not read all of can be evaluated all the same
+        assert isinstance(run.results, dict)  # which reads and checks the file
+
+
+def _own_options(
+    options: EvaluationOptions, run: Run, part: str, *, leads: bool
+) -> EvaluationOptions:
+    """Those of this process: a folder of its own for what is finished, and only the first
+    process shows progress and looks for doubts."""
+    keep = None
+    if options.keep is not None and os.access(run.folder, os.W_OK):
+        keep = options.keep / part
+    return replace(
+        options,
+        keep=keep,
+        resume=options.resume and keep is not None,
+        progress=options.progress and leads,
+        check=options.check and leads,
+    )
 
 
 def place_of(run: Run, *request: object) -> Path:
@@ -228,71 +263,3 @@ def clear(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     with suppress(OSError):  # others are in it
         place.parent.rmdir()
-
-
-def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
-    """Add the outcomes to the run's results; what they say against earlier ones is
-    added to the doubts."""
-    new = {**facts, **result.to_dict()}
-    try:
-        run.save_results(
-            lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)}
-        )
-    except OSError as error:  # a run that one may only read can be evaluated all the same
-        note(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}")
-        return result
-    return (
-        replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"]))
-        if facts["checked"]
-        else result
-    )
-
-
-def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Merge ``new`` by what was measured: weights, members, ball and images; a repeated attack
-    replaces the older figure, and what was doubted of the model stays until it is checked again.
-    The worst case is over all of them.
-
-    Figures of a classifier that is no longer there, since its members were reweighted, are dropped.
-    """
-    others = []
-    for old in kept:
-        if (
-            all(old[key] == new[key] for key in ("weights", "members"))
-            and old.get("of") != new["of"]
-        ):
-            continue
-        if all(
-            old[key] == new[key] for key in ("weights", "members", "eps", "norm", "n")
-        ) and same_images(old, new):
-            again = {outcome["attack"] for outcome in new["outcomes"]}
-            outcomes = [*(o for o in old["outcomes"] if o["attack"] not in again), *new["outcomes"]]
-            failed = dict.fromkeys([*old.get("failed", ()), *new["failed"]])
-            whole = {outcome["attack"] for outcome in outcomes}
-            new["failed"] = [name for name in failed if name not in whole]
-            new["outcomes"] = list(_furthest(outcomes, failed))
-            if not new["checked"]:
-                new |= {"checked": old.get("checked", True), "doubts": old.get("doubts", [])}
-        else:
-            others.append(old)
-    if new["checked"]:
-        of_model = [doubt for doubt in new["doubts"] if doubt["check"] not in AMONG_OUTCOMES]
-        draws = any(doubt["check"] == "random" for doubt in of_model)
-        new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"], draws=draws))]
-    new["worst"] = worst_of(new)
-    return [*others, new]
-
-
-def _furthest(
-    outcomes: Sequence[dict[str, Any]], failed: Collection[str]
-) -> Iterator[dict[str, Any]]:
-    """Of several outcomes of an attack that failed once, the one that came furthest."""
-    attacks = [attack_of(outcome["attack"], failed) for outcome in outcomes]
-    stages = [
-        math.inf if outcome["attack"] == attack else len(outcome["stages"])
-        for outcome, attack in zip(outcomes, attacks, strict=True)
-    ]
-    for i, outcome in enumerate(outcomes):
-        rivals = [(stages[j], j) for j in range(len(outcomes)) if attacks[j] == attacks[i]]
-        if max(rivals) == (stages[i], i):
-            yield outcome

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from mrboost.evaluation.result import signed_difference
+from mrboost.evaluation.statistics import signed_difference
 
 from .figures import Table
 from .paper import Report

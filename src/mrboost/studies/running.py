@@ -18,11 +18,11 @@ from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError, unknown_name
-from mrboost.evaluation.measured import UnfinishedError
+from mrboost.evaluation import EvaluationOptions, UnfinishedError
 from mrboost.progress import note
 from mrboost.recipes.config import resolve
 from mrboost.runs import Run
-from mrboost.runs.evaluate_run import clear, evaluate_run, place_of
+from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of
 from mrboost.training.boost import boost
 
 from .planning import MIXTURE_STEPS, Training
@@ -104,14 +104,16 @@ def _evaluate(training: Training, run: Run, dataset: Dataset, where: dict[str, A
             evaluate_run(
                 run.folder,
                 partial(attacks_of, training, run, attacks),
-                which=which,
-                rounds=members,
-                n=None if n is None else min(n, len(dataset.test)),
+                Request(which, members, None if n is None else min(n, len(dataset.test))),
+                EvaluationOptions(
+                    keep=place,
+                    resume=True,
+                    check=training.request.scale.check and members == training.options["rounds"],
+                    progress=where["progress"],
+                ),
                 dataset=dataset,
-                keep=place,
-                resume=True,
-                check=training.request.scale.check and members == training.options["rounds"],
-                **where,
+                device=where["device"],
+                data_dir=where["data_dir"],
             )
         except UnfinishedError as error:
             raise InputError(f"{run.folder}: {error}") from error

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mrboost.attacks.base import LOW_PRECISION, Classifier
 from mrboost.attacks.checks import are_probabilities
+from mrboost.attacks.networks import networks
 from mrboost.losses import margin
-from mrboost.networks import networks
 
 from .look import Look, difference, is_right
 
