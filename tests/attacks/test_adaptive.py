@@ -130,8 +130,8 @@ def test_one_step_is_held_against_many_unless_the_model_draws(
 
 def test_one_step_against_a_model_that_draws_is_chance() -> None:
     outcomes = [
-        {"attack": "fgsm", "correct": [0.0] * 10},
-        {"attack": "pgd-20", "correct": [1.0] * 10},
+        {"attack": "fgsm", "correct": [0.0] * 10, "steps": 1},
+        {"attack": "pgd-20", "correct": [1.0] * 10, "steps": 20},
     ]
     assert [doubt.check for doubt in contradictions(outcomes)] == ["one-step"]
     assert contradictions(outcomes, draws=True) == []

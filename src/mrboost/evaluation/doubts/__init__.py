@@ -1,14 +1,17 @@
-"""Reasons to doubt a figure: what outcomes say against each other, and what
-the model itself shows."""
+"""Reasons to doubt a figure.
 
-from .outcomes import AMONG_OUTCOMES, Doubt, contradictions, doubts_of, left
+``contradictions`` are what the outcomes of several attacks say against each other; ``probe`` looks
+at the model itself. Each check is a function of a small record (``Tried``, ``Sample``) that gives a
+message or nothing.
+"""
+
+from .outcomes import AMONG_OUTCOMES, Doubt, contradictions, left
 from .probing import probe
 
 __all__ = [
     "AMONG_OUTCOMES",
     "Doubt",
     "contradictions",
-    "doubts_of",
     "left",
     "probe",
 ]

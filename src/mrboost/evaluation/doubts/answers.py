@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from mrboost.attacks.checks import are_probabilities
 from mrboost.attacks.networks import networks
 from mrboost.losses import margin
 
-from .look import Look, difference, is_right
+from .sample import Sample, difference, is_right
 
 # Mean and standard deviation of each channel, with which models of these data are usually fed
 _STATISTICS = {
@@ -28,80 +29,87 @@ _STATISTICS = {
 }
 
 
-def as_it_is_given(model: Classifier, x: Tensor) -> tuple[list[str], Tensor | None]:
-    """Layers in train mode that ask for the mode; where none is seen to, the logits of the
-    model as it is given."""
+@dataclass(frozen=True)
+class AsGiven:
+    """The model in the mode in which it is given: the kinds of its layers in train mode whose
+    forward pass asks for the mode; where there are none, its logits in that mode."""
+
+    layers: list[str]
+    logits: Tensor | None
+
+
+def as_given(model: Classifier, x: Tensor) -> AsGiven:
+    """To be asked before the model is put into eval mode."""
     modules = [module for network in networks(model) for module in network.modules()]
     # A frozen script has no mode
     training = [module for module in modules if getattr(module, "training", False)]
-    minding = [module for module in training if _minds_mode(module)]
-    if minding or not training:
-        return [
-            str(getattr(module, "original_name", type(module).__name__)) for module in minding
-        ], None
+    asking = [module for module in training if _asks_for_mode(module)]
+    if asking or not training:
+        kinds = [getattr(module, "original_name", type(module).__name__) for module in asking]
+        return AsGiven(kinds, None)
     kept = [
         (buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)
     ]
     try:
         with torch.no_grad():
-            return [], model(x.clone())
+            return AsGiven([], model(x.clone()))
     except Exception:  # in eval mode, which counts, it may work
-        return [], None
+        return AsGiven([], None)
     finally:
         for buffer, before in kept:
             buffer.data.copy_(before)
 
 
-def train_mode(kinds: list[str], as_given: Tensor | None, look: Look) -> str | None:
-    layers = (
-        f"Layers of this model are in train mode ({len(kinds)}: {', '.join(sorted(set(kinds)))})"
-    )
-    if not kinds:
-        if as_given is None or as_given.shape != look.logits.shape:
+def train_mode(sample: Sample, given: AsGiven) -> str | None:
+    if given.layers:
+        kinds = ", ".join(sorted(set(given.layers)))
+        what = f"Layers of this model are in train mode ({len(given.layers)}: {kinds})"
+    elif given.logits is not None and given.logits.shape == sample.logits.shape:
+        change, size = difference(sample.logits, given.logits)
+        if not change > max(1e-4, torch.finfo(sample.logits.dtype).eps) * size:
             return None
-        change, size = difference(look.logits, as_given)
-        if not change > max(1e-4, torch.finfo(look.logits.dtype).eps) * size:
-            return None
-        layers = (
+        what = (
             f"This model is in train mode, and its logits are others there (by up to {change:.2g})"
         )
+    else:
+        return None
     return (
-        f"{layers}, but evaluation is "
+        f"{what}, but evaluation is "
         "done in eval mode: its figures are not those of the model as given. Call model.eval() if "
         "you use it so."
     )
 
 
-def _minds_mode(module: nn.Module) -> bool:
+def _asks_for_mode(module: nn.Module) -> bool:
     """Whether the forward pass asks for the mode: containers are often left in train mode,
     which means nothing."""
     if isinstance(module, torch.jit.ScriptModule):  # its forward has no code to look at
         return "training" in getattr(module, "code", "")
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return (code is not None and "training" in code.co_names) or bool(
-        getattr(module, "track_running_stats", False)
-    )
+    if code is not None and "training" in code.co_names:
+        return True
+    return bool(getattr(module, "track_running_stats", False))
 
 
-def probabilities(look: Look) -> str | None:
-    if not are_probabilities(look.logits):
+def probabilities(sample: Sample) -> str | None:
+    if not are_probabilities(sample.logits):
         return None
     return (
-        f"The model returns probabilities: on all {len(look.y)} images the outputs are not "
+        f"The model returns probabilities: on all {len(sample.y)} images the outputs are not "
         "negative and sum to 1. Losses of logits are nearly flat in them, which weakens attacks: "
         "return the logits, or take the logarithm."
     )
 
 
-def scaling(model: Classifier, look: Look) -> str | None:
+def scaling(sample: Sample) -> str | None:
     """Images scaled in a usual way are classified far better than as given, and than by
     always giving one label."""
-    n, given = len(look.y), int(look.right.sum())
-    enough = max(given, int(look.y.bincount().max())) + max(5, math.ceil(0.2 * n))
+    n, given = len(sample.y), int(sample.right.sum())
+    enough = max(given, int(sample.y.bincount().max())) + max(5, math.ceil(0.2 * n))
     found: dict[str, int] = {}
-    for name, images in _scaled(look.x) if enough <= n else ():
+    for name, images in _scaled(sample.x) if enough <= n else ():
         try:
-            found[name] = int(is_right(model, images, look.y).sum())
+            found[name] = int(is_right(sample.model, images, sample.y).sum())
         except Exception:  # a model that refuses such images does not expect them
             continue
     if max(found.values(), default=0) < enough:
@@ -126,12 +134,12 @@ def _scaled(x: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"(x - mean) / std of {name}", (x - mean) / std
 
 
-def draws(model: Classifier, look: Look) -> str | None:
+def draws(sample: Sample) -> str | None:
     with torch.no_grad():
         # A draw may be the same a few times
-        passes = [model(look.x[:8].clone()) for _ in range(10)]
+        passes = [sample.model(sample.x[:8].clone()) for _ in range(10)]
     change, size = max(difference(passes[0], other) for other in passes[1:])
-    if not change > max(1e-4, torch.finfo(look.logits.dtype).eps) * size:  # not for NaN either
+    if not change > max(1e-4, torch.finfo(sample.logits.dtype).eps) * size:  # not for NaN either
         return None
     return (
         f"The same images ten times gave logits that differ by up to {change:.2g} (of {size:.2g}): "
@@ -140,11 +148,11 @@ def draws(model: Classifier, look: Look) -> str | None:
     )
 
 
-def batch(model: Classifier, look: Look) -> str | None:
+def batch(sample: Sample) -> str | None:
     with torch.no_grad():
-        alone = torch.cat([model(image[None].clone()) for image in look.x[:4]])
-    change, size = difference(look.logits[:4], alone)
-    if not change > max(1e-2, 10 * torch.finfo(look.logits.dtype).eps) * size:
+        alone = torch.cat([sample.model(image[None].clone()) for image in sample.x[:4]])
+    change, size = difference(sample.logits[:4], alone)
+    if not change > max(1e-2, 10 * torch.finfo(sample.logits.dtype).eps) * size:
         return None
     return (
         "An image alone and the same image in a batch got logits that differ by up to "
@@ -154,9 +162,10 @@ def batch(model: Classifier, look: Look) -> str | None:
     )
 
 
-def saturated(look: Look) -> str | None:
-    lead, right = -margin(look.logits, look.y, reduction="none"), int(look.right.sum())
-    flat = (lead > 16) & (look.ce_slope == 0) & (look.slope != 0)
+def saturated(sample: Sample) -> str | None:
+    lead = -margin(sample.logits, sample.y, reduction="none")
+    right = int(sample.right.sum())
+    flat = (lead > 16) & (sample.ce_slope == 0) & (sample.slope != 0)
     if flat.sum() <= 0.1 * right:
         return None
     return (
@@ -167,19 +176,15 @@ def saturated(look: Look) -> str | None:
     )
 
 
-def rounded(look: Look) -> str | None:
+def rounded(sample: Sample) -> str | None:
     """The last bits, about 16 of a logit's, change with the batch: no attack says
     much of such images."""
-    logits = look.logits.float() if look.logits.dtype in LOW_PRECISION else look.logits
-    lead, true = (
-        -margin(logits, look.y, reduction="none"),
-        logits.gather(1, look.y[:, None]).squeeze(1),
-    )
+    logits = sample.logits.float() if sample.logits.dtype in LOW_PRECISION else sample.logits
+    lead = -margin(logits, sample.y, reduction="none")
+    true = logits.gather(1, sample.y[:, None]).squeeze(1)
     size = true.abs().maximum((true - lead).abs())
-    right, lost = (
-        int(look.right.sum()),
-        look.right & (lead < 32 * torch.finfo(logits.dtype).eps * size),
-    )
+    right = int(sample.right.sum())
+    lost = sample.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)
     if lost.sum() <= 0.1 * right:
         return None
     return (
@@ -190,10 +195,10 @@ def rounded(look: Look) -> str | None:
     )
 
 
-def flat(look: Look) -> str | None:
+def flat(sample: Sample) -> str | None:
     """A softmax that hardly tells the classes apart: the cross-entropy's gradient is the
     mean over all of them."""
-    spread = (look.logits.amax(dim=1) - look.logits.amin(dim=1)).median().item()
+    spread = (sample.logits.amax(dim=1) - sample.logits.amin(dim=1)).median().item()
     if not 0 < spread < 0.05:
         return None
     return (

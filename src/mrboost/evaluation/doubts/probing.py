@@ -9,6 +9,8 @@ gradients); Croce & Hein 2020.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,8 @@ from mrboost.seeds import keep_random_state
 from mrboost.threat import ball
 
 from . import answers, gradients
-from .look import Look, look_at, still_right
 from .outcomes import Doubt
+from .sample import Sample
 
 Seen = dict[str, str | None]
 """What each check says, or None."""
@@ -56,58 +58,59 @@ def probe(
     with keep_random_state(device), torch.inference_mode(False):
         images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
         labels = y[picked.to(y.device)].to(device, copy=True)
-        minding, as_given = answers.as_it_is_given(model, images)
+        given = answers.as_given(model, images)
     with attacked(model), keep_random_state(device), torch.inference_mode(False):
         check_logits(model, images, labels)
-        look = look_at(model, images, labels)
-        seen = _answers(model, look, minding, as_given) | gradients.useless(
-            model, look, norm, eps, seed
-        )
+        sample = Sample.of(model, images, labels, eps=eps, norm=norm, seed=seed)
+        seen = _answers(sample, given) | gradients.useless(sample)
         # Chance breaks points that are tried again and again.
-        if eps != 0 and not any(
-            seen.get(check) for check in ("random", "non-finite", "zero-gradient")
-        ):
-            seen |= _small_attacks(model, look, seen, norm, eps, seed)
+        blind = any(seen.get(check) for check in ("random", "non-finite", "zero-gradient"))
+        if eps != 0 and not blind:
+            seen |= _small_attacks(sample, seen)
         doubts = [Doubt(check, message) for check, message in seen.items() if message]
-        members = [] if seen["random"] else members_of(model)
-        for number, (member, weight) in enumerate(members, start=1):
-            if len(members) == 1 or weight <= 0.01:
-                continue
-            # One without gradients leaves those of the others, which an attack on all of
-            # them then follows alone.
-            mine = gradients.useless(member, look_at(member, images, labels), norm, eps, seed)
-            of = f"Of member {number} of {len(members)}, on its own: "
-            doubts += [
-                Doubt(check, of + said)
-                for check, said in mine.items()
-                if said and not seen.get(check)
-            ]
+        return doubts if seen["random"] else [*doubts, *_of_members(sample, seen)]
+
+
+def _of_members(sample: Sample, seen: Seen) -> list[Doubt]:
+    """Of the members of an ensemble that count: one without gradients leaves those of the others,
+    which an attack on all of them then follows alone."""
+    doubts = []
+    members = members_of(sample.model)
+    for number, (member, weight) in enumerate(members, start=1):
+        if len(members) == 1 or weight <= 0.01:
+            continue
+        of = f"Of member {number} of {len(members)}, on its own: "
+        for check, message in gradients.useless(sample.another(member)).items():
+            if message and not seen.get(check):
+                doubts.append(Doubt(check, of + message))
     return doubts
 
 
-def _answers(model: Classifier, look: Look, minding: list[str], as_given: Tensor | None) -> Seen:
-    random = answers.draws(model, look)
+def _answers(sample: Sample, given: answers.AsGiven) -> Seen:
+    """What the logits themselves show."""
+    random = answers.draws(sample)
+    if random:
+        given = replace(given, logits=None)
     return {
         "random": random,
-        "batch": None if random else answers.batch(model, look),
-        "train-mode": answers.train_mode(minding, None if random else as_given, look),
-        "probabilities": answers.probabilities(look),
-        "saturated": answers.saturated(look),
-        "rounded": answers.rounded(look),
-        "scaling": None if random else answers.scaling(model, look),
+        "batch": None if random else answers.batch(sample),
+        "train-mode": answers.train_mode(sample, given),
+        "probabilities": answers.probabilities(sample),
+        "saturated": answers.saturated(sample),
+        "rounded": answers.rounded(sample),
+        "scaling": None if random else answers.scaling(sample),
     }
 
 
-def _small_attacks(
-    model: Classifier, look: Look, seen: Seen, norm: str, eps: float, seed: int
-) -> Seen:
+def _small_attacks(sample: Sample, seen: Seen) -> Seen:
     """What other losses, more steps and no gradients at all break of what a short PGD leaves."""
     found: Seen = {}
-    stands = still_right(model, look, PGD(eps, norm, steps=20, loss=margin, seed=seed))
+    eps, norm, seed = sample.eps, sample.norm, sample.seed
+    stands = sample.withstands(PGD(eps, norm, steps=20, loss=margin, seed=seed))
     if not seen["probabilities"] and not seen["saturated"]:
-        by_ce = still_right(model, look, PGD(eps, norm, steps=20, seed=seed))
-        found["weak-loss"] = gradients.weak_loss(stands, by_ce) or answers.flat(look)
-    found["more-steps"], left = gradients.more_steps(model, look, stands, norm, eps, seed)
-    if not isinstance(model, Mixture) and look.x.ndim == 4 and not seen.get("large-eps"):
-        found |= gradients.squares(model, look, left, norm, eps, seed)
+        by_ce = sample.withstands(PGD(eps, norm, steps=20, seed=seed))
+        found["weak-loss"] = gradients.weak_loss(stands, by_ce) or answers.flat(sample)
+    found["more-steps"], left = gradients.more_steps(sample, stands)
+    if not isinstance(sample.model, Mixture) and sample.x.ndim == 4 and not seen.get("large-eps"):
+        found |= gradients.squares(sample, left)
     return found
