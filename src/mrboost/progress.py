@@ -69,7 +69,8 @@ class Meter:
 
     def skip(self, count: int) -> None:
         """Count what was done before; up to here nothing is known of the pace."""
-        self(count)
+        self._bar.update(count)
+        self._count += count
         self._pace_from = (time.monotonic(), self._count)
         self._bar.initial = self._bar.last_print_n = self._bar.n
         self._bar.start_t = self._bar.last_print_t = time.time()

@@ -73,31 +73,27 @@ def attacked_batches(
     """Batch by batch on the model's device: the attacked images, the model's logits
     on them, the labels.
 
-    PGD runs on a quick copy; what it finds is the model's to judge.
+    Args:
+        model: gives the logits. PGD runs on a quick copy; what it finds is the model's to judge.
+        x, y: images that fit the model (``fitted``), and labels.
+        attack: what is done to the images; nothing if None.
+        batch_size: images at a time; chosen, and halved when memory runs out, if not given.
+        first: the number that messages give to the first image.
     """
     device = device_of(model, otherwise=x.device)
-    cuda, name = (
-        device.type == "cuda",
-        "" if attack is None else str(getattr(attack, "name", type(attack).__name__)),
-    )
-    size = min(len(x), batch_size or max(16, min(1024, 2 ** (22 if cuda else 18) // x[0].numel())))
-    victim = model
-    # Among restarts only the model itself may choose
-    if type(attack) is PGD and attack.restarts == 1:
-        few = x[:: max(1, len(x) // 8)].to(device)
-        full = torch.autocast("cuda", enabled=False)
-        with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
-            # Where there is no room for it, the model itself is attacked
-            victim = quick(model, few.clone())
+    size = min(len(x), batch_size or _usual_batch_size(x, device))
+    victim = _victim(model, attack, x, device)
+    name = "" if attack is None else attack.name
     position = 0
     while position < len(x):
-        part = slice(position, position + size)
-        images, labels = x[part].to(device), y[part].to(device)
+        rows = slice(position, position + size)
+        images, labels = x[rows].to(device), y[rows].to(device)
+        number = first + position
         try:
             if attack is not None:
                 with nullcontext() if victim is model else torch.autocast("cuda", enabled=False):
                     found = attack(victim, images, labels)
-                _check_found(attack, name, found, images, first + position)
+                _check_found(attack, found, images, number)
                 images = found
             with attacked(model), torch.no_grad(), exact_float32():
                 logits = model(images.clone())  # a model may work in place
@@ -105,18 +101,39 @@ def attacked_batches(
             size = halved(size, error, fixed=batch_size is not None)
             continue
         except NanLogitsError as error:  # of an attack that numbers the images of a batch
-            raise NanLogitsError(first + position + error.image, error.attack or name) from None
-        if logits.isnan().any():
-            raise NanLogitsError(
-                first + position + int(logits.isnan().any(dim=1).nonzero()[0]), name
-            )
+            raise NanLogitsError(number + error.image, error.attack or name) from None
+        bad = logits.isnan().any(dim=1)
+        if bad.any():
+            raise NanLogitsError(number + int(bad.nonzero()[0]), name)
         yield images, logits, labels
         position += size
 
 
-def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int) -> None:
-    """Believe no attack: images of the same shape, in the box, and in the ball that
-    it says it keeps to."""
+def _usual_batch_size(x: Tensor, device: torch.device) -> int:
+    numbers = 2**22 if device.type == "cuda" else 2**18
+    return max(16, min(1024, numbers // x[0].numel()))
+
+
+def _victim(
+    model: Classifier, attack: Attack | None, x: Tensor, device: torch.device
+) -> Classifier:
+    """What the attack runs on: a quick copy for PGD, elsewhere the model itself.
+
+    Among restarts only the model itself may choose.
+    """
+    if type(attack) is not PGD or attack.restarts > 1:
+        return model
+    few = x[:: max(1, len(x) // 8)].to(device)
+    full = torch.autocast("cuda", enabled=False)
+    with attacked(model), torch.inference_mode(False), full, suppress(torch.OutOfMemoryError):
+        return quick(model, few.clone())
+    return model  # there is no room for a copy
+
+
+def _check_found(attack: Attack, found: object, x: Tensor, first: int) -> None:
+    """Refuse an attack whose images are of another shape or type, or outside the box or the ball
+    that it says it keeps to."""
+    name = attack.name
     if not isinstance(found, Tensor) or found.shape != x.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{name} was given images of shape {tuple(x.shape)} and returned {got}")
@@ -128,16 +145,15 @@ def _check_found(attack: Attack, name: str, found: Tensor, x: Tensor, first: int
     rounding = 4 * torch.finfo(x.dtype).eps
     # NaN is outside too
     outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)
-    where, (eps, norm) = "[0, 1]", ball_of(attack)
+    where = "[0, 1]"
+    eps, norm = ball_of(attack)
     if not outside.any() and eps is not None and norm is not None:
         outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding
         where = f"its {norm} ball of {eps:g}"
     if outside.any():
         number = int(outside.nonzero()[0])
         image = f"image {first + number}"
-        did = (
-            f"made NaN of {image}"
-            if found[number].isnan().any()
-            else f"moved {image} out of {where}"
-        )
+        did = f"moved {image} out of {where}"
+        if found[number].isnan().any():
+            did = f"made NaN of {image}"
         raise InputError(f"{name} {did}: the attack is at fault")

@@ -124,7 +124,9 @@ def _per_chunk(images: Tensor | np.ndarray) -> int:
 
 def count(x: Images) -> int | None:
     """How many images there are, if ``x`` tells."""
-    if isinstance(x, Tensor | Split | np.ndarray):
+    if isinstance(x, Tensor | np.ndarray):
+        return len(x) if x.ndim else None
+    if isinstance(x, Split):
         return len(x)
     if isinstance(x, DataLoader):
         return _count_of_loader(x)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,7 +209,8 @@ def evaluate_run(
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
         attacks |= adaptive(model, eps, norm)
-    part = "-".join(map(str, (request.which, len(model), *([rank, world] if world > 1 else []))))
+    process = (rank, world) if world > 1 else ()
+    part = "-".join(map(str, (request.which, len(model), *process)))
     own = _own_options(options, run, part, leads=rank == 0)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with company(fabric, "start the same command again with --resume"):
@@ -219,15 +221,23 @@ def evaluate_run(
             "weights": request.which,
             "members": len(model),
             "of": run.fingerprint(request.which, len(model)),
-            "whole": len(test) == len(whole),
             "checked": options.check,
-            "images": digest(test.x, test.y),
-            "points": None if len(test) == len(whole) else numbers(whole, len(test)).tolist(),
+            **_images(whole, test),
         }
         found = save_evaluation(run, facts, found)
     if measured.problem:
         raise UnfinishedError(measured.problem, found)
     return found
+
+
+def _images(whole: Split, test: Split) -> dict[str, Any]:
+    """Which images were evaluated, as the results keep it."""
+    everything = len(test) == len(whole)
+    return {
+        "whole": everything,
+        "images": digest(test.x, test.y),
+        "points": None if everything else numbers(whole, len(test)).tolist(),
+    }
 
 
 def _refuse_damaged_results(run: Run) -> None:
