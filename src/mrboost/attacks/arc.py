@@ -77,11 +77,8 @@ class ARC(Attack):
         check_batch(x, y)
         threat = ball(self.norm, self.eps)
         beta = self.eps / 4 if self.step_size is None else self.step_size
-        order = [
-            i
-            for i in model.weights.argsort(descending=True, stable=True).tolist()
-            if model.weights[i] > 0
-        ]
+        likeliest_first = model.weights.argsort(descending=True, stable=True).tolist()
+        drawn = [i for i in likeliest_first if model.weights[i] > 0]
         with (
             attacked(model),
             keep_random_state(x.device),
@@ -93,16 +90,14 @@ class ARC(Attack):
             x_adv, right = x, model.expected_correct(x, y)
             for _ in range(self.steps):
                 centre, move = x_adv, torch.zeros_like(x)
-                for i in order:
+                for i in drawn:
                     trial = _towards_boundary(model[i], centre, move, threat, beta)
                     reached = threat.project(centre + trial, x)
                     now = model.expected_correct(reached, y)
                     kept = now <= right
                     right = torch.where(kept, now, right)
-                    move, x_adv = (
-                        torch.where(wide(kept, x), new, old)
-                        for new, old in ((trial, move), (reached, x_adv))
-                    )
+                    move = torch.where(wide(kept, x), trial, move)
+                    x_adv = torch.where(wide(kept, x), reached, x_adv)
         return x_adv
 
 

@@ -16,8 +16,8 @@ ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
 
 
 def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
-    """The appendix's three: on the first member, on the mean logits (Pinot et al. 2020), on
-    the mean probabilities."""
+    """The three attacks of the paper's appendix: ``attack`` on the first member, on the mean logits
+    (Pinot et al. 2020), and on the mean probabilities, by the names of ``ON_MIXTURES``."""
     logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
-    on_parts = (Transfer(attack, part, own=True) for part in (mixture[0], logits))
-    return dict(zip(ON_MIXTURES, (*on_parts, attack), strict=True))
+    first, mean_logits = (Transfer(attack, part, own=True) for part in (mixture[0], logits))
+    return dict(zip(ON_MIXTURES, (first, mean_logits, attack), strict=True))

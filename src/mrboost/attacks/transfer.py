@@ -15,8 +15,11 @@ from mrboost.errors import InputError, NanLogitsError
 class Transfer(Attack):
     """Adversarial examples made on ``source``, whichever model they are then shown to.
 
-    ``own`` says that the source is a part of that model, so that it is attacked with
-    gradients of its own.
+    Args:
+        attack: what makes them.
+        source: the model that it runs on.
+        own: the source is a part of the model that they are shown to, so that gradients of the
+            source are gradients of that model.
     """
 
     attack: Attack

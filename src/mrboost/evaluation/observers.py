@@ -93,9 +93,14 @@ class DoubtFinder(Observer):
             self._meter.say("looking for doubts")
             self.doubts = self._probe(chunk)
 
-    def _probe(self, chunk: Chunk, images: int = 64) -> list[Doubt]:
+    def _probe(self, chunk: Chunk) -> list[Doubt]:
         """On as many images as there is memory for."""
-        try:
-            return probe(chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm, n=images)
-        except torch.OutOfMemoryError:
-            return self._probe(chunk, images // 4) if images >= 4 else []
+        images = 64
+        while images > 0:
+            try:
+                return probe(
+                    chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm, n=images
+                )
+            except torch.OutOfMemoryError:
+                images //= 4
+        return []
