@@ -12,7 +12,7 @@ import torch
 
 import mrboost
 from commands import error_of, json_of, snapshot
-from mrboost.attacks import FGSM, PGD, Square, as_attack
+from mrboost.attacks import APGD, FAB, FGSM, PGD, Square, as_attack, autoattack
 from mrboost.cli.commands import main
 from mrboost.data import Dataset, Split
 from mrboost.errors import NanLogitsError
@@ -21,6 +21,21 @@ from mrboost.files import read_tensors, write_tensors
 from mrboost.runs import Run
 from mrboost.runs.compare import SideBySide, text_table
 from mrboost.runs.evaluate_run import Request, draw, evaluate_run
+
+
+@pytest.fixture
+def quick_autoattack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack with the same stages of a few steps each."""
+    monkeypatch.setitem(
+        autoattack.VERSIONS,
+        "standard",
+        lambda eps, norm: (
+            APGD(eps, norm, steps=5),
+            APGD(eps, norm, targets=2, steps=5),
+            FAB(eps, norm, targets=2, steps=5),
+            Square(eps, norm, steps=30),
+        ),
+    )
 
 
 def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +108,7 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert curve.count("training eps") == 2
 
 
+@pytest.mark.usefixtures("quick_autoattack")
 def test_autoattack_adaptive_examples_and_doubts(
     run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -346,6 +362,7 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
     )
 
 
+@pytest.mark.usefixtures("quick_autoattack")
 def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
     run: Path, capsys, monkeypatch
 ) -> None:

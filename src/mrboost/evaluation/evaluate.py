@@ -9,6 +9,7 @@ figures are computed in the model's own precision, image by image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -150,7 +151,12 @@ def measure(
     saved = Saved(options.keep, resume=options.resume)
     collected = Collector(attacks)
     examples = None if options.examples is None else Examples(options.examples)
-    with torch.inference_mode(False), keep_random_state(device), Meter(options.progress) as meter:
+    with (
+        torch.inference_mode(False),
+        keep_random_state(device),
+        Meter(options.progress) as meter,
+        nullcontext() if examples is None else closing(examples),
+    ):
         runner = Runner(saved, meter, options.batch_size, images=examples is not None)
         doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
         observers: list[Observer] = [ProgressReport(meter, attacks.values(), count(x))]
@@ -164,18 +170,18 @@ def measure(
                 break
         for observer in observers:
             observer.on_end()
-    measured = Measurements(
-        eps,
-        norm,
-        attacks={label: attacks[label] for label in collected.parts if label != "clean"},
-        labels=torch.cat(collected.labels),
-        found=collected.found(),
-        doubts=tuple(doubts.doubts),
-        check=options.check,
-        failed=tuple(collected.failed),
-        problem=collected.problem(),
-    )
-    return measured if examples is None else _with_examples(measured, examples)
+        measured = Measurements(
+            eps,
+            norm,
+            attacks={label: attacks[label] for label in collected.parts if label != "clean"},
+            labels=torch.cat(collected.labels),
+            found=collected.found(),
+            doubts=tuple(doubts.doubts),
+            check=options.check,
+            failed=tuple(collected.failed),
+            problem=collected.problem(),
+        )
+        return measured if examples is None else _with_examples(measured, examples)
 
 
 def _attack_chunk(

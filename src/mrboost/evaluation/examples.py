@@ -1,6 +1,7 @@
 """The adversarial images of an evaluation in one file.
 
-They are gathered on the disk as they are found, so that memory does not grow with their number.
+They are gathered in unlinked files as they are found, so that memory does not grow with their
+number.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
 import safetensors
@@ -33,7 +36,10 @@ class Examples(Observer):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._parts: dict[str, list[Tensor]] = {}
+        self._open = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+        self._like = np.zeros(0)
+        self._problem: OSError | None = None
         if path.suffix not in (".safetensors", ".npz"):
             raise InputError(f"examples are written as .safetensors or .npz, got {str(path)!r}")
         problem = ""
@@ -46,23 +52,22 @@ class Examples(Observer):
         if problem:
             raise InputError(f"cannot write examples to {str(path)!r}: {problem}")
 
+    def close(self) -> None:
+        self._open.close()
+
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:  # noqa: ARG002
-        self._parts.setdefault(label, []).append(self._on_disk(found["adv"]))
+        folder = self.path.parent
+        try:
+            if label not in self._files:
+                file = TemporaryFile(dir=folder)  # noqa: SIM115 — ``close`` closes it
+                self._files[label] = self._open.enter_context(file)
+            self._files[label].write(found["adv"].contiguous().numpy().data)
+        except OSError as error:  # the figures can be had all the same
+            self._problem = error
+        self._like = found["adv"][:1].numpy()
 
     def on_failure(self, label: str) -> None:
-        self._parts.pop(label, None)
-
-    def _on_disk(self, *parts: Tensor) -> Tensor:
-        """The parts put together in an unlinked file, mapped; where there is no room on the disk,
-        in memory."""
-        try:
-            with TemporaryFile(dir=self.path.parent) as file:
-                for part in parts:
-                    part.contiguous().numpy().tofile(file)
-                shape = (sum(map(len, parts)), *parts[0].shape[1:])
-                return torch.from_numpy(np.memmap(file, parts[0].numpy().dtype, "r+", shape=shape))
-        except OSError:
-            return torch.cat(parts)
+        self._files.pop(label, None)
 
     def write(self, labels: Tensor, ball: Mapping[str, object]) -> None:
         """Replace the file in one step.
@@ -70,10 +75,17 @@ class Examples(Observer):
         Args:
             labels: kept as ``y``.
             ball: eps and norm of the attacks, kept as facts of a .safetensors file.
+
+        Raises:
+            OSError: there is no room for the images, or not for the file.
         """
+        if self._problem is not None:
+            raise self._problem
         tensors = {"y": labels}
-        for label in list(self._parts):
-            tensors[label] = self._on_disk(*self._parts.pop(label))
+        for label, file in self._files.items():
+            file.flush()
+            shape = (len(labels), *self._like.shape[1:])
+            tensors[label] = torch.from_numpy(np.memmap(file, self._like.dtype, "r+", shape=shape))
         with replacing(self.path) as temporary:
             if self.path.suffix == ".npz":
                 _write_npz(temporary, tensors)
