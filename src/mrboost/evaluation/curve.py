@@ -40,17 +40,30 @@ def robustness_curve(
     """Accuracy against growing radii, the clean one first.
 
     The balls are nested, so an image that falls at one radius has fallen at all larger ones: each
-    radius attacks the survivors of the last. Images and labels are given as to ``evaluate``, the
-    attack by its name.
+    radius attacks the survivors of the last.
+
+    Args:
+        model, x, y: as for ``evaluate``.
+        radii: one or several.
+        attack: its name, to make one for each radius.
+        norm: of the balls.
+        progress: show a progress bar on standard error.
+
+    Returns:
+        The accuracy within each radius, with its interval.
+
+    Example:
+        >>> robustness_curve(model, x, y, [0.05, 0.1, 0.2])  # doctest: +SKIP
     """
     if not isinstance(attack, str):
         raise InputError(
             "a curve takes an attack's name, to make one for each radius, "
             f"got {type(attack).__name__}: give 'pgd-20', say"
         )
-    every = sorted({0.0, *map(radius, _several(radii))})
+    every = sorted({0.0, *map(radius, _as_list(radii))})
     attacks = [named(attack, eps, norm) if eps != 0 else None for eps in every]
-    seen, standing, whole = 0, torch.zeros(len(every), dtype=torch.float64), count(x)
+    seen, whole = 0, count(x)
+    standing = torch.zeros(len(every), dtype=torch.float64)
     with Meter(progress, "curve", " images") as meter:
         meter.begin(None if whole is None else whole * len(every))
         for images, labels in chunks(x, y):
@@ -60,7 +73,7 @@ def robustness_curve(
             alive = torch.ones(len(images), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")
-                _fall(alive, model, images, labels, one, seen)
+                _attack_survivors(alive, model, images, labels, one, seen)
                 standing[number] += alive.sum()
                 meter(len(images))
                 meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
@@ -71,10 +84,11 @@ def robustness_curve(
     ]
 
 
-def _fall(
+def _attack_survivors(
     alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int
 ) -> None:
-    """Attack what is ``alive`` of the images, the first of which is number ``first``."""
+    """Attack the images that are ``alive``, and change that where they fall; the first image is
+    number ``first`` in messages."""
     survivors = alive.nonzero().squeeze(1)
     if len(survivors) == 0:
         return
@@ -85,8 +99,8 @@ def _fall(
     alive[survivors] = alive[survivors].minimum(correct.double())
 
 
-def _several(radii: object) -> list[object]:
-    """Radii, of which one may come alone."""
+def _as_list(radii: object) -> list[object]:
+    """Several radii, or one alone."""
     try:
         return [radii] if isinstance(radii, str) else list(radii)  # type: ignore[call-overload]
     except TypeError:  # also of an array or a tensor that is one number
