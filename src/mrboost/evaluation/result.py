@@ -202,7 +202,14 @@ def worst_of(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def compare(first: Outcome, second: Outcome) -> Comparison:
-    """Count the points that only one of two classifiers withstands."""
+    """Count the points that only one of two classifiers withstands.
+
+    Args:
+        first, second: outcomes of the same points in the same ball.
+
+    Example:
+        >>> compare(one["autoattack"], other["autoattack"]).p_value  # doctest: +SKIP
+    """
     if len(first.correct) == len(second.correct) and first.labels != second.labels:
         raise InputError(
             "two evaluations can be compared on the same points only, and the labels of these "
@@ -236,8 +243,12 @@ def robustbench_summary(
     """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings,
     with 95 % intervals.
 
-    ``attack`` is the label of AutoAttack in the evaluation, where it has another. ``facts`` are
-    added as they are: link, authors, venue, additional_data and whatever else the card asks for.
+    Args:
+        evaluation: with AutoAttack among its attacks.
+        name, dataset, architecture: of the model.
+        attack: the label of AutoAttack in the evaluation.
+        facts: added as they are: link, authors, venue, additional_data and whatever else the card
+            asks for.
     """
     if attack not in [outcome.attack for outcome in evaluation.outcomes]:
         raise InputError(
@@ -251,13 +262,7 @@ def robustbench_summary(
             f"the card's figure is that of AutoAttack, and {attack!r} is another attack: "
             "evaluate that too"
         )
-    figures: dict[str, tuple[float, tuple[float, float]]] = {
-        key: (outcome.accuracy, outcome.interval)
-        for key, outcome in (("clean", evaluation["clean"]), ("autoattack", evaluation[attack]))
-    }
-    if evaluation.eps is not None and not evaluation.failed:
-        figures["worst_case"] = evaluation.worst
-    return {
+    card: dict[str, Any] = {
         "name": name,
         "dataset": dataset,
         "architecture": architecture,
@@ -265,14 +270,20 @@ def robustbench_summary(
         "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
         "number_of_points": evaluation.n,
         "worst_case_acc": None,
-        **{f"{key}_acc": f"{100 * accuracy:.2f}" for key, (accuracy, _) in figures.items()},
-        **{
-            f"{key}_interval": [f"{100 * end:.2f}" for end in ends]
-            for key, (_, ends) in figures.items()
-        },
         "unreliable": [doubt.message for doubt in evaluation.doubts],
         **facts,
     }
+    clean, robust = evaluation["clean"], evaluation[attack]
+    figures = {
+        "clean": (clean.accuracy, clean.interval),
+        "autoattack": (robust.accuracy, robust.interval),
+    }
+    if evaluation.eps is not None and not evaluation.failed:
+        figures["worst_case"] = evaluation.worst
+    for key, (accuracy, interval) in figures.items():
+        card[f"{key}_acc"] = f"{100 * accuracy:.2f}"
+        card[f"{key}_interval"] = [f"{100 * end:.2f}" for end in interval]
+    return card
 
 
 class UnfinishedError(InputError):
