@@ -103,8 +103,6 @@ def test_runs_on_other_images_are_not_compared() -> None:
     assert table.differences() == []
     assert not table.is_best(0, "fgsm")
     assert SideBySide.of([run("one", one), run("same", one)]).differences()
-    older = evaluation(clean="1111111111", fgsm="1111111111")  # which did not say
-    assert SideBySide.of([run("one", one), run("older", older)]).differences()
 
 
 def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.MonkeyPatch) -> None:
