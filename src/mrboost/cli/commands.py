@@ -177,7 +177,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         for eps in options.eps:
             request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
             keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
-            result, problem = _evaluate_one(options, names, request, keep)
+            result, problem = _evaluate_one(options, run, names, request, keep)
             found.append(classifier | result.to_dict())
             if problem and several:
                 of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: "
@@ -233,7 +233,7 @@ def _described(run: Run, which: str, rounds: int) -> str:
 
 
 def _evaluate_one(
-    options: argparse.Namespace, names: list[str], request: Request, keep: Path
+    options: argparse.Namespace, run: Run, names: list[str], request: Request, keep: Path
 ) -> tuple[Evaluation, str]:
     """What was found of one classifier in one ball, and what failed, if something did."""
     how = EvaluationOptions(
@@ -246,7 +246,7 @@ def _evaluate_one(
     )
     try:
         found = evaluate_run(
-            options.target,
+            run,
             names,
             request,
             how,

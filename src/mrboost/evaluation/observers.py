@@ -9,6 +9,7 @@ import torch
 from mrboost.attacks import Attack
 from mrboost.files import State
 from mrboost.progress import Meter
+from mrboost.speed.memory import halved
 
 from .chunk import Chunk, work_of
 from .doubts import Doubt, probe
@@ -96,11 +97,12 @@ class DoubtFinder(Observer):
     def _probe(self, chunk: Chunk) -> list[Doubt]:
         """On as many images as there is memory for."""
         images = 64
-        while images > 0:
+        while True:
             try:
                 return probe(
                     chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm, n=images
                 )
-            except torch.OutOfMemoryError:
-                images //= 4
-        return []
+            except torch.OutOfMemoryError as error:
+                if images == 1:
+                    return []
+                images = halved(images, error)

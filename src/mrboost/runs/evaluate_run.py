@@ -160,7 +160,7 @@ def reweight_run(
 
 
 def evaluate_run(
-    run_dir: str | Path,
+    run: Run | str | Path,
     attack: Sequence[str] | Fitting,
     request: Request = Request(),  # noqa: B008 — a frozen value
     options: EvaluationOptions = EvaluationOptions(),  # noqa: B008
@@ -176,7 +176,7 @@ def evaluate_run(
     writes. If an attack fails, the outcomes of the others are added before the error is raised.
 
     Args:
-        run_dir: the run's folder.
+        run: it, or its folder.
         attack: names of attacks, or a function that makes them for the model.
         request: which classifier is evaluated, and on what.
         options: how it is done; ``place_of`` gives a folder for ``keep``.
@@ -186,7 +186,7 @@ def evaluate_run(
     Example:
         >>> evaluate_run("runs/a", ["autoattack"], Request(n=300))  # doctest: +SKIP
     """
-    run = Run.open(run_dir)
+    run = run if isinstance(run, Run) else Run.open(run)
     eps, norm = _ball(run, request.eps, request.norm)
     # In proportion to eps, the step of the training's data: 1/255 for SVHN, say
     step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
