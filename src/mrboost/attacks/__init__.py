@@ -39,6 +39,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``base.py``          the base classes; the model as it is left
 ``checks.py``        what is refused before anything is computed
 ``gradients.py``     gradients in the images
+``networks.py``      the networks that a function uses, to be put into eval mode
 ``pgd.py``           FGSM, PGD, CW
 ``apgd.py``          the searches, with ``search.py`` for what they share
 ``fab.py``
