@@ -73,17 +73,19 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
             f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only "
             "its maker has: use mrboost.evaluate(mrboost.load(run), x, y)"
         )
-    return _checked(run, datasets.load(name, place, verify=verify))
+    dataset = datasets.load(name, place, verify=verify)
+    _check_data(run, dataset)
+    return dataset
 
 
-def _checked(run: Run, dataset: Dataset) -> Dataset:
+def _check_data(run: Run, dataset: Dataset) -> None:
+    """Refuse other training images than those of the run."""
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
             f"the training images of {dataset.name} are not those that the run in "
             f"{str(run.folder)!r} was trained on: check --data-dir, or use mrboost.evaluate for "
             "other images"
         )
-    return dataset
 
 
 def draw(split: Split, n: int | None) -> Split:
@@ -199,41 +201,39 @@ def evaluate_run(
         raise InputError("examples are written by one process: start this command without torchrun")
     model = load_model(run, request.which, fabric.device, request.rounds)
     if dataset is None:
-        whole = load_data(run, data_dir, verify=verify).test
+        dataset = load_data(run, data_dir, verify=verify)
     else:
-        whole = _checked(run, dataset).test
-    test = draw(whole, request.n)
+        _check_data(run, dataset)
+    test = draw(dataset.test, request.n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     if callable(attack):
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
         attacks |= adaptive(model, eps, norm)
-    process = (rank, world) if world > 1 else ()
-    part = "-".join(map(str, (request.which, len(model), *process)))
+    part = f"{request.which}-{len(model)}"
+    if world > 1:
+        part += f"-{rank}-{world}"
     own = _own_options(options, run, part, leads=rank == 0)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with company(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
     found = measured.evaluation()
     if rank == 0 and found.outcomes:
-        facts = {
-            "weights": request.which,
-            "members": len(model),
-            "of": run.fingerprint(request.which, len(model)),
-            "checked": options.check,
-            **_images(whole, test),
-        }
-        found = save_evaluation(run, facts, found)
+        facts = _facts(run, request.which, len(model), dataset.test, test)
+        found = save_evaluation(run, facts | {"checked": options.check}, found)
     if measured.problem:
         raise UnfinishedError(measured.problem, found)
     return found
 
 
-def _images(whole: Split, test: Split) -> dict[str, Any]:
-    """Which images were evaluated, as the results keep it."""
+def _facts(run: Run, which: str, members: int, whole: Split, test: Split) -> dict[str, Any]:
+    """Which classifier and which images were evaluated, as the results keep it."""
     everything = len(test) == len(whole)
     return {
+        "weights": which,
+        "members": members,
+        "of": run.fingerprint(which, members),
         "whole": everything,
         "images": digest(test.x, test.y),
         "points": None if everything else numbers(whole, len(test)).tolist(),
@@ -243,7 +243,7 @@ def _images(whole: Split, test: Split) -> dict[str, Any]:
 def _refuse_damaged_results(run: Run) -> None:
     """Nothing could be added to them, so the evaluation does not begin."""
     with suppress(OSError):  # a run that one may not read all of can be evaluated all the same
-        assert isinstance(run.results, dict)  # which reads and checks the file
+        run.results.keys()  # reading the file checks it
 
 
 def _own_options(
