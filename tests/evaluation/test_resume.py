@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -212,3 +214,30 @@ def test_nothing_is_done_twice(
         make(model), x, y, {"a": attack}, check=False, keep=tmp_path, resume=True
     )
     assert again["a"].correct == first["a"].correct
+
+
+ELSEWHERE = """
+import sys
+import mrboost, torch
+
+def evaluated(keep, **more):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    x, y = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
+    attacks = ["pgd-2", mrboost.attacks.Transfer(mrboost.attacks.CW(0.1, steps=2), network)]
+    return mrboost.evaluate(lambda x: network(x), x, y, attacks, check=False, keep=keep, **more)
+"""
+
+
+def test_another_process_goes_on_with_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses and hashes of words are others there."""
+    subprocess.run(
+        [sys.executable, "-c", f"{ELSEWHERE}evaluated(sys.argv[1])", tmp_path], check=True
+    )
+    monkeypatch.setattr(PGD, "__call__", lambda *_: pytest.fail("it was finished"))
+    space: dict = {}
+    exec(ELSEWHERE, space)
+    found = space["evaluated"](tmp_path, resume=True)
+    assert [outcome.attack for outcome in found.outcomes] == ["clean", "pgd-2", "Transfer"]
