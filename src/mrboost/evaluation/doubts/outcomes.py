@@ -56,7 +56,7 @@ def contradictions(outcomes: Sequence[Mapping[str, Any]], *, draws: bool = False
     for outcome in outcomes:
         if outcome["attack"] == "clean":
             continue
-        if outcome.get("broken_by"):
+        if outcome.get("broken_by") and outcome.get("stages"):
             stages = _stages(outcome)
             for number, stage in enumerate(stages):  # what comes later never tried these points
                 doubts += black_box_alone(stage, stages[:number])
