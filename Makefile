@@ -1,9 +1,10 @@
 # make demo: train, evaluate and report on real digits in a few minutes. make test: everything that CI checks.
+# make docs: renew the tree of files in docs/design.md, check the pages and run their examples.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test format clean
+.PHONY: demo test docs format clean
 
 demo: $(INSTALLED)
 	rm -rf demo
@@ -19,7 +20,13 @@ test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python docs/check.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/house.py --write
+	$(BIN)/python docs/check.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_design.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

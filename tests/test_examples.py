@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -41,26 +40,6 @@ def test_it_loads_mrboost_before_torch(path: Path) -> None:
     assert names[:1] in (["mrboost"], [])  # one that only starts commands needs neither
 
 
-def test_the_documentation_names_no_other() -> None:
-    named = {
-        name
-        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-        for name in re.findall(r"examples/(\w+\.py)", page.read_text())
-    }
-    assert named <= {path.name for path in EXAMPLES}
-
-
-def test_the_plot_of_minutes_has_the_figures_of_its_pages() -> None:
-    results = ROOT / "docs" / "results"
-    for line in tomllib.loads((results / "minutes.toml").read_text("utf-8"))["lines"]:
-        page = (results / line["page"]).read_text("utf-8")
-        for point in line["points"]:
-            assert re.search(rf"\b{point['clean']:.2f}\b[* |]+{point['pgd']:.2f}\b", page), (
-                line["page"],
-                point,
-            )
-
-
 def test_averaged_statistics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,21 +59,6 @@ def test_the_rules_that_choose_an_epoch() -> None:
     rules = load(ROOT / "examples" / "choosing_an_epoch.py").RULES
     curve = [0.3, 0.5, 0.5, 0.48, 0.46, 0.4]  # of 100 images: half an error is 0.025, one is 0.05
     assert [rule(curve, 100) for rule in rules.values()] == [1, 2, 3, 4, 5]
-
-
-def test_the_design_names_every_file() -> None:
-    table = (ROOT / "docs" / "design.md").read_text()
-    package = ROOT / "src" / "mrboost"
-    files = {path for path in package.rglob("*.py") if not path.name.startswith("__")}
-    whole = {"attacks", "data", "models"}  # said as folders
-    from_there = {"game", "studies", "tabular"}  # with tables of their own
-    missing = []
-    for path in sorted(files):
-        room, name = path.parent.name, str(path.relative_to(package))
-        said = path.name if room in from_there else name
-        if room not in whole and f"`{said}`" not in table:
-            missing.append(name)
-    assert not missing
 
 
 def test_rows_of_equal_cost_have_the_epochs_that_the_measured_seconds_allow() -> None:

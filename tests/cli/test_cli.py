@@ -106,12 +106,6 @@ def test_parts_on_the_command_line_and_resume_without_them(
     )
 
 
-def test_the_table_of_recipes_in_the_docs_is_true(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "--markdown"]) == 0
-    page = Path(__file__).parents[2] / "docs" / "recipes.md"
-    assert capsys.readouterr().out in page.read_text()
-
-
 def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     facts = json_of(capsys, "data", "digits")
     assert facts["shape"] == [1, 8, 8]
