@@ -1,4 +1,47 @@
-"""Every published method as a value, and the parts that methods are made of."""
+"""Methods as values, and the parts that they are made of.
+
+A method is a ``Recipe``: a frozen dataclass of parts. ``mrboost.boost`` trains any of them, by name
+or as a value::
+
+    import mrboost
+    from mrboost import recipes
+
+    print(recipes.get("trades"))                  # its parts; recipes.RECIPES holds all methods
+    mrboost.boost("trades", "digits", epochs=3)
+
+A new method is another one with some parts changed. This one boosts TRADES: each of five networks
+starts from the last one, and the attack sees the ensemble so far::
+
+    from dataclasses import replace
+
+    boosted_trades = replace(
+        recipes.TRADES,
+        name="boosted-trades",
+        sampler=recipes.Diverge(joint=True),
+        init=recipes.PerInit(),
+        rounds=5,
+    )
+    model = mrboost.boost(boosted_trades, "digits", epochs=3)
+
+A batch goes through the parts in this order:
+
+============  ======================  ==============================================================
+part          file                    what it does
+============  ======================  ==============================================================
+``cutmix``    ``mrboost.data``        mixes images of the batch
+``sampler``   ``samplers.py``,        perturbs them: whom to attack, and which loss to raise
+              ``exponential.py``
+``objective`` ``objectives.py``       gives the loss of each example on them
+``scope``     ``objectives.py``       whose logits that loss sees: the learner's or the ensemble's
+``awp``       ``awp.py``              perturbs the weights where the gradient is taken
+``schedule``  ``schedules.py``        the learning rate of the step of SGD
+``init``      ``initial.py``          before a round: the weights that it starts from
+============  ======================  ==============================================================
+
+``methods.py`` holds the methods, ``config.py`` the configuration of a run: a recipe with data,
+model and options. A part is a frozen dataclass with ``__call__``; docs/design.md shows how to write
+one.
+"""
 
 from .awp import AWP
 from .exponential import Exp

@@ -1,17 +1,14 @@
-"""Adversarial weight perturbation: the gradient is taken where the weights, too, are
-at their worst nearby.
+"""Adversarial weight perturbation (AWP): the gradient of a step is taken at perturbed weights.
 
-Around each step of training, with L the loss of the perturbed batch and w the
-weights of one layer::
+With L the loss of the perturbed batch and w the weights of one layer, each step of training is::
 
     v = γ ‖w‖ ∇L(w) / ‖∇L(w)‖        for every layer, from one extra forward and backward pass
     w ← SGD step from w along ∇L(w + v)
 
-As in the published code, the filters and matrices are moved (parameters of more than one
-dimension), biases and BatchNorm's are not. The extra pass leaves BatchNorm's statistics alone, and
-the weights come back from copies, not by adding and subtracting. (The published code takes the step
-before it moves the weights back; its weight decay so sees w + v, a difference of the order of γ
-times the decay.)
+As in the published code, parameters of more than one dimension are moved; biases and BatchNorm's
+parameters are not. The extra pass leaves BatchNorm's statistics as they are, and the weights are
+restored from copies, not by adding and subtracting. The published code takes the step before it
+moves the weights back, so that its weight decay sees w + v.
 
 Wu et al., "Adversarial Weight Perturbation Helps Robust Generalization", NeurIPS 2020.
 """
@@ -31,10 +28,11 @@ from mrboost.errors import InputError
 
 @dataclass(frozen=True)
 class AWP:
-    """Weights moved by ``gamma`` times their layer's norm, once the share ``begin`` of
-    the training is done.
+    """Perturb the weights of each layer by ``gamma`` times their norm.
 
-    Published: 0.01 with adversarial training, 0.005 with TRADES.
+    Args:
+        gamma: published: 0.01 with adversarial training, 0.005 with TRADES.
+        begin: the share of the training after which this starts.
     """
 
     gamma: float = 0.01
@@ -55,11 +53,14 @@ class AWP:
         progress: Tensor | None = None,
         agreed: Callable[[Tensor], Tensor] = lambda gradient: gradient,
     ) -> Iterator[None]:
-        """Within it, the learner's weights are those that raise ``loss_of`` the most; after
-        it, they are as before.
+        """Within this context the learner has perturbed weights, after it those from before.
 
-        ``loss_of`` gets a classifier that computes with the learner's weights and leaves its
-        buffers alone; ``agreed`` makes one gradient of those of several processes.
+        Args:
+            learner: the network whose weights are moved.
+            loss_of: the loss that the perturbation raises, of a classifier that computes with the
+                learner's weights and leaves its buffers alone.
+            progress: the share of the training that is done; None counts as all of it.
+            agreed: averages a gradient over processes.
         """
         weights = [p for p in learner.parameters() if p.ndim > 1 and p.requires_grad]
         gradients = [agreed(gradient) for gradient in self._ascent(learner, weights, loss_of)]

@@ -1,14 +1,15 @@
-r"""Sampler.Exp: draws from the paper's distribution P_t itself, which it left as future work.
+r"""The sampler Exp: draws from the paper's distribution P_t.
 
     P_t(x, y, y', δ) ∝ exp(η MCE(Σ_j g_j(x + δ), y, y'))
 
-over the examples, the false labels and the perturbations, with the uniform distribution on the
-feasible perturbations of each example (ball and box) as base measure. In three steps:
+over the examples, the false labels and the perturbations, relative to the uniform distribution on
+the feasible perturbations of each example (ball and box). The paper leaves it as future work. In
+three steps:
 
 1. **Gaussian coordinates.** The feasible set of an Linf ball is a box, so δ = lo + (hi − lo) Φ(z)
    turns its uniform distribution into a standard normal for z, and there is no boundary left to
    bounce off.
-2. **Langevin moves that know the base measure.** With f the log density relative to it, the
+2. **Preconditioned Langevin moves.** With f the log density relative to it, the
    semi-implicit step z' = (1 − h/2)/(1 + h/2) z + h/(1 + h/2) ∇f(z) + noise keeps the normal
    invariant for f = 0 at any step h and in any dimension (Cotter et al. 2013); a Metropolis test
    corrects the rest.
@@ -40,12 +41,12 @@ from mrboost.threat import wide
 
 from .samplers import Sample, Turn
 
-# Each move draws its step from [step_size / 100, step_size], whatever the scale of the logits
 _STEP_RANGE = 100.0
+"""The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale."""
 
 
-class _Place(NamedTuple):
-    """Where a chain stands."""
+class _Chain(NamedTuple):
+    """The state of the Markov chains of a batch."""
 
     z: Tensor
     """Gaussian coordinates of the perturbation."""
@@ -64,11 +65,11 @@ class Exp:
     Args:
         eta: the inverse temperature η; 0 is the uniform distribution. For large η the distribution
             concentrates on the worst pairs of the worst examples, and needs more steps.
-        steps: annealed Langevin moves; each costs a forward and a backward pass of every victim,
-            and so does the start.
-        step_size: the largest h of a move, up to 2, where it forgets where it stood; h is drawn
-            anew each time from the two decades below.
-        aggressive: count the learner among the victims.
+        steps: annealed Langevin moves; each costs a forward and a backward pass of every network
+            that is attacked, and so does the start.
+        step_size: the largest step h of a move, at most 2; each h is drawn between a hundredth of
+            it and all of it.
+        aggressive: attack the learner as well as the past members.
         reweight: weight the examples, as P_t does. Without it they count alike, and (y', δ) follow
             P_t given (x, y) as well as a chain of this length can: then η may be large without a
             few examples taking the whole batch.
@@ -95,35 +96,34 @@ class Exp:
                 "the exponential sampler draws from Linf balls, the run has norm "
                 f"{turn.attack.norm!r}"
             )
-        who = turn.victims(self.aggressive)
-        eta = self.eta if who else 0.0  # with nobody to attack, P_1 is uniform
-        who = who or [turn.learner]
+        victims = turn.victims(self.aggressive)
+        eta = self.eta if victims else 0.0  # with nobody to attack, P_1 is uniform
+        networks = victims or [turn.learner]
         low, high = (x - eps).clamp(min=0), (x + eps).clamp(max=1)
 
         def images(z: Tensor) -> Tensor:
             share: Tensor = torch.special.ndtr(z)
             return low + (high - low) * share
 
-        def visit(z: Tensor) -> _Place:
+        def chain_at(z: Tensor) -> _Chain:
             z = z.detach().requires_grad_(True)
             with torch.enable_grad():
-                summed = mean_logits(who, images(z)) * len(who)
+                summed = mean_logits(networks, images(z)) * len(networks)
                 losses = eta * margin_cross_entropies(summed.float(), y)
                 losses = losses.masked_fill(is_label(losses, y), -torch.inf)  # also for η = 0
                 density = losses.logsumexp(dim=1)
                 (gradient,) = torch.autograd.grad(density.sum(), z)
-            return _Place(z.detach(), losses.detach(), density.detach(), gradient)
+            return _Chain(z.detach(), losses.detach(), density.detach(), gradient)
 
-        with attacked(*who):
-            place = visit(random_like(torch.randn, x, generator))
-            log_weight = torch.zeros_like(place.density)
-            accepted = torch.zeros_like(place.density)
+        with attacked(*networks):
+            chain = chain_at(random_like(torch.randn, x, generator))
+            log_weight = torch.zeros_like(chain.density)
+            accepted = torch.zeros_like(chain.density)
             for k in range(1, self.steps + 1):
                 # The power rises from (k − 1)/steps to k/steps
-                log_weight += place.density / self.steps
-                place, moved = _move(
-                    place, visit, k / self.steps, self._step(x, generator), generator
-                )
+                log_weight += chain.density / self.steps
+                step = self._step(x, generator)
+                chain, moved = _move(chain, chain_at, k / self.steps, step, generator)
                 accepted += moved
         weight = log_weight.softmax(dim=0) * len(x)
         facts = {
@@ -131,8 +131,8 @@ class Exp:
             # Of the batch: the effective sample size over its size
             "effective_share": len(x) / weight.square().sum(),
         }
-        x_adv = torch.clamp(images(place.z), low, high)
-        other = _draw(place.losses, generator)
+        x_adv = torch.clamp(images(chain.z), low, high)
+        other = _draw(chain.losses, generator)
         return Sample(
             clean=x,
             x=x_adv,
@@ -143,42 +143,42 @@ class Exp:
         )
 
     def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A step for each chain, independent of where it stands: a mixture of kernels keeps
-        what each of them keeps."""
+        """A random step size for each chain.
+
+        It does not depend on the chain's state, so the moves leave the distribution invariant.
+        """
         shape = (len(x), *[1] * (x.ndim - 1))
         exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
         return self.step_size * _STEP_RANGE**-exponent
 
 
 def _move(
-    place: _Place,
-    visit: Callable[[Tensor], _Place],
+    chain: _Chain,
+    chain_at: Callable[[Tensor], _Chain],
     power: float,
     h: Tensor,
     generator: torch.Generator,
-) -> tuple[_Place, Tensor]:
-    """One Metropolis-corrected Langevin move that leaves exp(power · density)
-    N(z; 0, 1) invariant."""
-    keep, drift, variance = (
-        (1 - h / 2) / (1 + h / 2),
-        power * h / (1 + h / 2),
-        2 * h / (1 + h / 2) ** 2,
-    )
-    noise = random_like(torch.randn, place.z, generator)
-    new = visit(keep * place.z + drift * place.gradient + variance.sqrt() * noise)
+) -> tuple[_Chain, Tensor]:
+    """One Metropolis-corrected Langevin move of step h that leaves exp(power · density) N(z; 0, 1)
+    invariant; and whether each chain moved."""
+    keep = (1 - h / 2) / (1 + h / 2)
+    drift = power * h / (1 + h / 2)
+    variance = 2 * h / (1 + h / 2) ** 2
+    noise = random_like(torch.randn, chain.z, generator)
+    new = chain_at(keep * chain.z + drift * chain.gradient + variance.sqrt() * noise)
 
-    def excess(start: _Place, end: _Place) -> Tensor:
+    def excess(start: _Chain, end: _Chain) -> Tensor:
         """log q(start → end) without the part that the normal distribution balances by itself."""
         towards = (
             2 * drift * start.gradient * (end.z - keep * start.z) - (drift * start.gradient) ** 2
         )
         return (towards / (2 * variance)).flatten(1).sum(dim=1)
 
-    log_ratio = power * (new.density - place.density) + excess(new, place) - excess(place, new)
+    log_ratio = power * (new.density - chain.density) + excess(new, chain) - excess(chain, new)
     uniform = torch.rand(len(h), generator=generator, device=h.device, dtype=h.dtype)
     moved = uniform.log() < log_ratio
-    chosen = (torch.where(wide(moved, b), b, a) for a, b in zip(place, new, strict=True))
-    return _Place(*chosen), moved.to(place.density.dtype)
+    chosen = (torch.where(wide(moved, b), b, a) for a, b in zip(chain, new, strict=True))
+    return _Chain(*chosen), moved.to(chain.density.dtype)
 
 
 def _draw(log_weights: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where a round's learner starts: afresh, or where the last one ended."""
+"""The weights a round starts from: fresh ones (RndInit) or those of the last member (PerInit)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import nn
 
 class Init(Protocol):
     def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None:
-        """Set the weights of a freshly initialised learner, given the members before it."""
+        """Set the weights of a freshly initialised learner, given the earlier members."""
 
 
 @dataclass(frozen=True)
 class RndInit:
-    """Keep the random initialisation, which every round draws from a stream of its own."""
+    """Random initialisation: each round's fresh weights, drawn from a random stream of its own."""
 
     def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None: ...
 
 
 @dataclass(frozen=True)
 class PerInit:
-    """Persistent initialisation: stand on the shoulders of the previous member."""
+    """Persistent initialisation: the weights of the previous member."""
 
     def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None:
         if past:

@@ -1,7 +1,7 @@
-"""Every method as a value. A recipe names its parts; the one training loop runs whatever they are.
+"""The methods, each a value: a ``Recipe`` names its parts, and one training loop runs them all.
 
-A new method is one more value here, and at most one new part. Look one up with ``get``, change a
-part with ``dataclasses.replace``, or make your own ``Recipe`` and hand it to ``mrboost.boost``.
+A new method is one more value in this file and in ``RECIPES``, which gives it a name on the command
+line. It is usually another one with some parts changed: ``replace(AT_MCE, sampler=…)``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,22 @@ from .schedules import OneCycle, Piecewise, Schedule
 class Recipe:
     """How a classifier is trained, round by round.
 
-    ``steps`` and ``start`` are those of the inner ascent; its radius, norm and step length are the
-    run's. ``ema`` is the decay of an average of the weights that is kept in their place; ``clip``
-    bounds the gradient's norm; ``awp`` moves the weights adversarially around each step; ``cutmix``
-    mixes the images of a batch. ``rounds`` and ``model`` are what a user who says nothing gets;
-    ``{}`` in ``model`` stands for the data's usual one.
+    Args:
+        name, summary, formula, reference: what tables and ``mrboost recipes`` show.
+        sampler: the adversary, which perturbs each batch.
+        objective: the loss of each example of that batch.
+        scope: whether the loss sees the learner's logits or the ensemble's.
+        init: the weights a round starts from.
+        combine: what the trained networks become, an ``Ensemble`` or a randomised ``Mixture``.
+        rounds: the number of networks, unless the run says otherwise.
+        model: the network; ``{}`` stands for the one that was asked for, or the data's usual one.
+        steps, start: those of the inner attack; its radius, norm and step size are the run's.
+        schedule: the factor of the learning rate ``lr`` over the training.
+        momentum, weight_decay, batch_size: those of SGD.
+        ema: the decay of an average of the weights, which is kept in their place.
+        clip: the largest norm of a gradient.
+        awp: adversarial weight perturbation around each step.
+        cutmix: images of a batch are cut and mixed.
     """
 
     name: str
@@ -60,21 +71,31 @@ class Recipe:
 
     @property
     def coupled(self) -> bool:
-        """Whether a round depends on the members before it; otherwise the rounds are
-        independent networks."""
+        """Whether a round depends on the members before it, or all rounds are independent."""
         return self.sampler.joint or self.init != RndInit() or self.scope != Ind()
 
 
 _PAPER = "Zhang et al., Building Robust Ensembles via Margin Boosting, ICML 2022"
 _MADRY = "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018"
 _ABERNETHY = (
-    "Abernethy et al., A Multiclass Boosting Framework for Achieving Fast and Provable Adversarial "
-    "Robustness, 2021"
+    "Abernethy et al., A Multiclass Boosting Framework "
+    "for Achieving Fast and Provable Adversarial Robustness, 2021"
 )
 _PINOT = (
-    "Pinot et al., Randomization Matters: How to Defend Against Strong Adversarial Attacks, ICML "
-    "2020"
+    "Pinot et al., Randomization Matters: "
+    "How to Defend Against Strong Adversarial Attacks, ICML 2020"
 )
+_TRADES = (
+    "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019"
+)
+_MART = (
+    "Wang et al., "
+    "Improving Adversarial Robustness Requires Revisiting Misclassified Examples, ICLR 2020"
+)
+_AWP = "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020"
+_GAIR = "Zhang et al., Geometry-aware Instance-reweighted Adversarial Training, ICLR 2021"
+_MARGIN_KL = "KL(p(x_i) ‖ p(x_i + δ)) + KL(p̃(x_i) ‖ p̃(x_i + δ))"
+_PROBABILITIES = "p = softmax(g), p̃ = softmax(−g)"
 
 AT = Recipe(
     name="at",
@@ -116,18 +137,6 @@ DEEPER = replace(
     model="resnet152",
 )
 
-_TRADES = (
-    "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019"
-)
-_MART = (
-    "Wang et al., Improving Adversarial Robustness Requires Revisiting Misclassified Examples, "
-    "ICLR 2020"
-)
-_AWP = "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020"
-_GAIR = "Zhang et al., Geometry-aware Instance-reweighted Adversarial Training, ICLR 2021"
-_MARGIN_KL = "KL(p(x_i) ‖ p(x_i + δ)) + KL(p̃(x_i) ‖ p̃(x_i + δ))"
-_PROBABILITIES = "p = softmax(g), p̃ = softmax(−g)"
-
 TRADES = Recipe(
     name="trades",
     summary="TRADES: the clean cross-entropy, and that perturbations do not change the answer",
@@ -150,9 +159,9 @@ MART = Recipe(
     name="mart",
     summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is "
     "doubtful",
-    formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  p "
-    "= softmax(g),  δ_i = argmax_δ CE(g(x_i + δ), y_i),  BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} "
-    "p_j)",
+    formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  "
+    "p = softmax(g),  δ_i = argmax_δ CE(g(x_i + δ), y_i),  "
+    "BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} p_j)",
     reference=_MART,
     objective=Mart(),
     start=Gaussian(),
@@ -163,8 +172,8 @@ MART_MCE = replace(
     summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak "
     "(docs/results)",
     formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
-    f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  δ_i = argmax_δ "
-    "CE(g(x_i + δ), y_i)",
+    f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  "
+    "δ_i = argmax_δ CE(g(x_i + δ), y_i)",
     reference=_PAPER,
     objective=Mart(margin_cross_entropy, weight=1.0, mirrored=True, on_clean=True),
 )
@@ -180,8 +189,8 @@ AT_AWP = replace(
     AT,
     name="awp",
     summary="adversarial training with the weights, too, moved to where they do worst",
-    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ CE(g_{θ + v}(x_i + δ), y_i),  l over the "
-    "layers",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ CE(g_{θ + v}(x_i + δ), y_i),  "
+    "l over the layers",
     reference=_AWP,
     awp=AWP(),
 )
@@ -189,8 +198,8 @@ AWP_MCE = replace(
     AT_MCE,
     name="awp-mce",
     summary="adversarial weight perturbation with the margin cross-entropy in attack and loss",
-    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ MCE-A(g_{θ + v}(x_i + δ), y_i),  l over the "
-    "layers",
+    formula="min_θ max_{‖v_l‖ <= γ ‖θ_l‖} Σ_i max_δ MCE-A(g_{θ + v}(x_i + δ), y_i),  "
+    "l over the layers",
     awp=AWP(),
 )
 GAIR = replace(
@@ -260,8 +269,8 @@ ROBBOOST = Recipe(
 PINOT = Recipe(
     name="pinot",
     summary="a randomised pair: the second network trains on the adversarial examples of the first",
-    formula="g_1 by adversarial training;  min_θ2 Σ_i CE(g_2(x_i + δ_i), y_i),  δ_i = argmax_δ "
-    "CE(g_1(x_i + δ), y_i)",
+    formula="g_1 by adversarial training;  min_θ2 Σ_i CE(g_2(x_i + δ_i), y_i),  "
+    "δ_i = argmax_δ CE(g_1(x_i + δ), y_i)",
     reference=_PINOT,
     sampler=Past(),
     combine=Mixture,
@@ -336,8 +345,8 @@ _VARIANTS = (
         MRBOOST,
         name="mrboost-rnd",
         summary="mrboost with a random false label for each example",
-        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, "
-        "y'_i)",
+        formula=f"{_PAIR},  y'_i random,  "
+        "δ_i = argmax_δ MCE(mean_{j<=t} g_j(x_i + δ), y_i, y'_i)",
         sampler=Rnd(),
         objective=OnPairs(),
     ),
@@ -345,8 +354,8 @@ _VARIANTS = (
         MRBOOST,
         name="mrboost-max",
         summary="mrboost with the worst false label of each example",
-        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE(mean_{{j<=t}} g_j(x_i + δ), y_i, "
-        "y')",
+        formula=f"{_PAIR},  "
+        "(y'_i, δ_i) = argmax_{y', δ} MCE(mean_{j<=t} g_j(x_i + δ), y_i, y')",
         sampler=Max(),
         objective=OnPairs(),
     ),
@@ -361,18 +370,20 @@ _VARIANTS = (
     ),
 )
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        r.name: r
-        for r in (
-            *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, MART_MCE_PERTURBED),
-            *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG),
-            *(MRBOOST, MRBOOST_STRONG, SNAPSHOTS, ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
-        )
-    }
+_ORDERED = (
+    *(AT, AT2, AT_MCE, TRADES, TRADES_MCE, MART, MART_MCE, MART_MCE_PERTURBED),
+    *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG, MRBOOST, MRBOOST_STRONG, SNAPSHOTS),
+    *(ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
 )
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ORDERED})
+"""Every method by its name."""
 
 
 def get(name: str) -> Recipe:
-    """The recipe called ``name``."""
+    """The recipe called ``name``; a name that does not exist is refused with the nearest one.
+
+    Example:
+        >>> get("at-mce").rounds
+        1
+    """
     return look_up("recipe", name, RECIPES, hint="list them with: mrboost recipes")

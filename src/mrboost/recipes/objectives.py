@@ -1,9 +1,9 @@
-"""Objectives: what the learner minimises on the batch that the sampler prepared.
+"""Objectives: the loss that the learner minimises on the batch of its sampler.
 
-An objective returns one loss per example, so that weights apply before the mean, and the logits of
-the perturbed images, so that the loop can count how many of them were classified correctly. Its
-scope says whose logits the loss sees: the learner's own (``Ind``) or those of the ensemble that it
-completes (``Whole``).
+An objective returns one loss per example, so that a sampler's weights apply before the mean, and
+the logits of the perturbed images, so that the training loop can count the correct ones. The scope
+says whose logits the loss sees: the learner's (``Ind``) or the mean logits of the ensemble with the
+learner in it (``Whole``).
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from .samplers import Sample
 
 
 class Scope(Protocol):
+    """What every scope has."""
+
     def __call__(self, model: Classifier, past: Sequence[Classifier]) -> Classifier:
-        """The classifier whose logits the loss sees, given the learner and the
-        frozen members before it."""
+        """The classifier whose logits the loss sees, given the learner and the past members."""
 
 
 @dataclass(frozen=True)
 class Ind:
-    """The learner's own logits."""
+    """The loss sees the learner's logits."""
 
     def __call__(self, model: Classifier, past: Sequence[Classifier]) -> Classifier:  # noqa: ARG002
         return model
@@ -46,7 +47,7 @@ class Ind:
 
 @dataclass(frozen=True)
 class Whole:
-    """The mean logits of the ensemble; gradients reach the learner alone."""
+    """The loss sees the mean logits of past members and learner; only the learner has gradients."""
 
     def __call__(self, model: Classifier, past: Sequence[Classifier]) -> Classifier:
         def whole(x: Tensor) -> Tensor:
@@ -58,6 +59,8 @@ class Whole:
 
 
 class Objective(Protocol):
+    """What every objective has."""
+
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         """Losses ``(N,)`` and logits ``(N, K)`` of the perturbed images."""
 
@@ -71,9 +74,8 @@ class OnPerturbed:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         logits = model(sample.x)
-        return self.scale * sample.over_labels(
-            lambda y: self.loss(logits, y, reduction="none")
-        ), logits
+        losses = sample.over_labels(lambda y: self.loss(logits, y, reduction="none"))
+        return self.scale * losses, logits
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,15 @@ class Trades:
 
 @dataclass(frozen=True)
 class Mart:
-    """``loss + weight · KL(p(x) ‖ p(x + δ)) · (1 − p(x)_y)``, the loss of ``model(x +
-    δ)`` (Wang et al. 2020).
+    """``loss(model(x + δ), y) + weight · KL(p(x) ‖ p(x + δ)) · (1 − p(x)_y)`` with p the softmax of
+    the logits (Wang et al. 2020).
 
-    ``mirrored`` adds the second term once more with the probabilities softmax(−g), and ``on_clean``
-    takes the loss of ``model(x)``: so the paper's appendix writes MART with MCE.
+    Args:
+        loss: of the labels; MART's own is the boosted cross-entropy.
+        weight: the λ of the divergence.
+        mirrored: add the second term again with the softmax of the negative logits.
+        on_clean: take ``loss(model(x), y)``. With both, this is MART with MCE in the appendix of
+            Zhang et al. 2022.
     """
 
     loss: Loss = boosted_cross_entropy
@@ -108,16 +114,15 @@ class Mart:
         clean, logits = model(sample.clean), model(sample.x)
         fitted = clean if self.on_clean else logits
 
-        def of(y: Tensor) -> Tensor:
+        def loss_of(y: Tensor) -> Tensor:
             total = self.loss(fitted, y, reduction="none")
             for sign in (1, -1) if self.mirrored else (1,):
                 doubt = 1 - probability(sign * clean, y)
-                total = total + self.weight * doubt * kl_divergence(
-                    sign * clean, sign * logits, reduction="none"
-                )
+                divergence = kl_divergence(sign * clean, sign * logits, reduction="none")
+                total = total + self.weight * doubt * divergence
             return total
 
-        return sample.over_labels(of), logits
+        return sample.over_labels(loss_of), logits
 
 
 @dataclass(frozen=True)

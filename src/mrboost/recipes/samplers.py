@@ -1,27 +1,28 @@
-"""Samplers: the adversary's move. Given a batch, which perturbed batch does the learner train on?
+"""Samplers: the adversary in training. Which perturbed batch does the learner train on?
 
-A sampler decides who is attacked and what the attack raises; the ball comes from the run, and (but
-for Exp, which has moves of its own) steps and start from the recipe. It sees the learner in eval
-mode on its current weights, and the frozen past members. With g the mean logits of the past members
-and the learner, y' a false label:
+A sampler decides which networks are attacked and which loss the attack raises. The ball comes from
+the run, the number of steps and the start from the recipe (``Exp`` alone has steps of its own). The
+networks are in eval mode, the past members frozen. With g the mean logits of past members and
+learner, g_t the learner's, y the label, y' a false label and MCE-A the mean of MCE over all y':
 
 ========  ==========================================================================================
-Learner   plain adversarial training: the learner alone is attacked
-Diverge   TRADES: the perturbed logits are driven away from the clean ones, whatever the label
-Geometry  GAIR: plain adversarial training, examples weighted by how long they withstand the attack
-Past      the past members alone are attacked (Pinot et al. 2020); the first learner attacks itself
-All       one δ that maximises Σ_{y'} MCE(g(x + δ), y, y')
-Drawn     as All, each image against the learner and one of the past members, which
-          stands for all of them
-Rnd       a random y', then its δ
-Max       the worst pair (y', δ)
-Exp       a draw from P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), see ``exponential.py``
+Learner   max_δ CE(g_t(x + δ), y): adversarial training (Madry et al. 2018)
+Diverge   max_δ KL(p_t(x) ‖ p_t(x + δ)): TRADES (Zhang et al. 2019)
+Geometry  as Learner, each example weighted by how long it withstands the attack: GAIR (Zhang et
+          al. 2021)
+Past      as Learner, the mean logits of the past members in place of g_t (Pinot et al. 2020)
+All       max_δ MCE-A(g(x + δ), y); with the cross-entropy RobBoost (Abernethy et al. 2021)
+Drawn     an estimate of All: each image is attacked on the learner and one past member
+Rnd       a random y', then max_δ MCE(g(x + δ), y, y')
+Max       max_{y', δ} MCE(g(x + δ), y, y')
+Exp       (y', δ) ~ P_t ∝ exp(η MCE(Σ_j g_j(x + δ), y, y')), with importance weights: see
+          ``exponential.py``
 ========  ==========================================================================================
 
-``Diverge`` and ``Geometry`` attack the learner alone, or with ``joint`` the ensemble that it
-completes. "Aggressive defense" (the default) attacks past members and learner together; without it
-the learner is left out, as in the paper's Algorithm 2, and the first learner trains on random draws
-from the ball, clipped to valid images.
+``All``, ``Rnd``, ``Max`` and ``Exp`` are the samplers of Zhang et al., "Building Robust Ensembles
+via Margin Boosting", ICML 2022. With ``aggressive``, the default, they attack the past members and
+the learner together. Without it the learner is left out, as in the paper's Algorithm 2; the first
+learner then trains on uniform draws from the ball.
 """
 
 from __future__ import annotations
@@ -48,48 +49,54 @@ from mrboost.losses import (
 )
 from mrboost.seeds import Randomness
 
-Answer = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
-"""What several networks say of a batch together."""
+Combine = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
+"""Networks and a batch to the logits that they give together."""
 
 
-def over_labels(of: Callable[[Tensor], Tensor], y: Tensor, mixed: Mixed | None) -> Tensor:
-    """What ``of`` says of the labels, per example; of images that are made of two, its
-    mean over both labels."""
+def over_labels(
+    loss_of: Callable[[Tensor], Tensor], y: Tensor, mixed: Mixed | None = None
+) -> Tensor:
+    """The loss of each example for its label; of an image cut from two, the mean over both
+    labels, weighted by area."""
     if mixed is None:
-        return of(y)
-    return mixed.share * of(y) + (1 - mixed.share) * of(mixed.second)
+        return loss_of(y)
+    return mixed.share * loss_of(y) + (1 - mixed.share) * loss_of(mixed.second)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch that the adversary has touched."""
+    """A batch for the learner to train on."""
 
     clean: Tensor
+    """The images before the attack."""
     x: Tensor
     """The perturbed images."""
     y: Tensor
+    """Their labels."""
     other: Tensor | None = None
     """The false label y' of each example, where the sampler chose one."""
     weight: Tensor | None = None
-    """Importance of each example, of mean one; None means that all count alike."""
+    """Weight of each example, of mean one; None means that all count alike."""
     facts: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """Figures about the draw for the metrics, scalars on the device."""
+    """Figures for the metrics, scalars on the device."""
     mixed: Mixed | None = None
+    """The second labels of images that CutMix made of two."""
 
-    def over_labels(self, of: Callable[[Tensor], Tensor]) -> Tensor:
-        return over_labels(of, self.y, self.mixed)
+    def over_labels(self, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The loss of each example for its label, or for both labels of a mixed image."""
+        return over_labels(loss_of, self.y, self.mixed)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """The mean of one loss per example, each with its weight."""
+        """The weighted mean of one loss per example."""
         return (losses if self.weight is None else losses * self.weight).mean()
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the adversary has before it when it moves."""
+    """What a sampler gets: the attack, the networks and a batch."""
 
     attack: PGD
-    """The ball, the steps and the start of an ascent; its loss is the sampler's choice."""
+    """The ball, the steps and the start; the sampler chooses the loss."""
     learner: nn.Module
     past: Sequence[nn.Module]
     """The frozen members of earlier rounds."""
@@ -97,56 +104,78 @@ class Turn:
     y: Tensor
     generator: torch.Generator
     progress: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """The share of the training that lies behind, in [0, 1), on the device."""
+    """The share of the training that is done, in [0, 1), as a tensor on the device."""
     mixed: Mixed | None = None
+    """The second labels of images that CutMix made of two."""
     starts: Randomness = None
-    """Where ascents draw their starts from, if not from the generator."""
+    """Where the starts of attacks are drawn from, if not from ``generator``."""
+
+    @property
+    def ensemble(self) -> list[nn.Module]:
+        """The past members and the learner."""
+        return [*self.past, self.learner]
 
     def victims(self, aggressive: bool) -> list[nn.Module]:
-        return [*self.past, self.learner] if aggressive else list(self.past)
+        """The networks to attack: with or without the learner."""
+        return self.ensemble if aggressive else list(self.past)
 
-    def ascend(self, who: Sequence[nn.Module], loss: Loss, answer: Answer = mean_logits) -> Tensor:
-        """Raise the loss of what the victims answer together; with nobody to attack, draw
-        uniformly from the ball."""
-        if not who:
+    def ascend(
+        self, networks: Sequence[nn.Module], loss: Loss, combine: Combine = mean_logits
+    ) -> Tensor:
+        """Perturbed images that raise a loss of the networks' combined logits.
+
+        Args:
+            networks: those to attack; without any, the perturbation is a uniform draw.
+            loss: ``loss(logits, target, reduction="none")``.
+            combine: the logits that the networks give together, their mean by default.
+        """
+        source = self.starts or self.generator
+        if not networks:
             threat = self.attack.threat
-            return threat.project(
-                self.x + threat.uniform(self.x, self.starts or self.generator), self.x
-            )
-        with attacked(*who):
-            return self.attack.ascend(
-                lambda images: self._raised(loss, answer(who, images)),
-                self.x,
-                self.starts or self.generator,
+            return threat.project(self.x + threat.uniform(self.x, source), self.x)
+
+        def objective(images: Tensor) -> Tensor:
+            logits = combine(networks, images)
+            return over_labels(
+                lambda label: loss(logits, label, reduction="none"), self.y, self.mixed
             )
 
-    def _raised(self, loss: Loss, logits: Tensor) -> Tensor:
-        return over_labels(lambda label: loss(logits, label, reduction="none"), self.y, self.mixed)
+        with attacked(*networks):
+            return self.attack.ascend(objective, self.x, source)
 
     def sample(
         self, x_adv: Tensor, other: Tensor | None = None, weight: Tensor | None = None
     ) -> Sample:
+        """The batch of this turn with these perturbed images."""
         return Sample(clean=self.x, x=x_adv, y=self.y, other=other, weight=weight, mixed=self.mixed)
 
 
 class Sampler(Protocol):
+    """What every sampler has."""
+
     @property
     def joint(self) -> bool:
-        """Whether learners train as parts of an ensemble, and so are judged by
-        it, or each for itself."""
+        """Whether learners are trained as parts of an ensemble, and so judged by the
+        ensemble's accuracy, or each for itself."""
 
     def __call__(self, turn: Turn) -> Sample: ...
 
 
 def false_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
-    """Labels drawn uniformly from all but the true ones."""
+    """Labels drawn uniformly from all but the true ones.
+
+    Example:
+        >>> y = torch.tensor([0, 1, 1])
+        >>> (false_labels(y, 10, torch.Generator()) == y).any()
+        tensor(False)
+    """
     shift = torch.randint(1, classes, y.shape, generator=generator, device=y.device)
     return (y + shift) % classes
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Plain adversarial training: raise ``loss`` of the learner alone, whatever came before it."""
+    """Adversarial training: attack the learner alone (Madry et al. 2018)."""
 
     joint: ClassVar[bool] = False
     loss: Loss = cross_entropy
@@ -157,7 +186,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Past:
-    """Pinot et al. 2020: the learner trains on the adversarial examples of its predecessors."""
+    """Attack the past members; the first learner itself (Pinot et al. 2020)."""
 
     joint: ClassVar[bool] = True
     loss: Loss = cross_entropy
@@ -168,30 +197,40 @@ class Past:
 
 @dataclass(frozen=True)
 class Diverge:
-    """TRADES: raise the divergence of the perturbed images' logits from the clean ones' (start
-    beside x, not at it)."""
+    """TRADES: drive the perturbed logits away from the clean ones, ``max_δ divergence(g(x), g(x +
+    δ))`` (Zhang et al. 2019).
+
+    The gradient vanishes at the clean image: use a start beside it. With ``joint`` the ensemble is
+    attacked, not the learner alone.
+    """
 
     divergence: Divergence = kl_divergence
     joint: bool = False
 
     def __call__(self, turn: Turn) -> Sample:
-        who = turn.victims(True) if self.joint else [turn.learner]
-        with attacked(*who), torch.no_grad():
-            clean = mean_logits(who, turn.x)
+        networks = turn.ensemble if self.joint else [turn.learner]
+        with attacked(*networks), torch.no_grad():
+            clean = mean_logits(networks, turn.x)
 
         def drift(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:  # noqa: ARG001
             return self.divergence(clean, logits, reduction=reduction)  # type: ignore[arg-type]
 
-        return turn.sample(turn.ascend(who, drift))
+        return turn.sample(turn.ascend(networks, drift))
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """GAIR (Zhang et al. 2021): weights that fall with the geometry value κ of an example.
+    """GAIR: attack the learner, and give examples that fall early a higher weight (Zhang et al.
+    2021).
 
-    κ is the number of the attack's K steps before which the example was still classified correctly,
-    the weight ``sigmoid(bias + 5 (1 − 2 κ / K))``, scaled to mean one over the batch. Until the
-    share ``begin`` of the training is done all examples count alike. ``bias`` is the method's λ.
+    The weight is ``ω ∝ sigmoid(bias + 5 (1 − 2 κ / K))``, of mean one over the batch, where κ of
+    the attack's K steps begin at a point that is classified correctly.
+
+    Args:
+        loss: what the attack raises.
+        bias: the method's λ.
+        begin: until this share of the training is done all examples count alike.
+        joint: attack the ensemble, not the learner alone.
     """
 
     loss: Loss = cross_entropy
@@ -207,7 +246,8 @@ class Geometry:
                 kappa.add_(logits.detach().argmax(dim=1) == target)
             return self.loss(logits, target, reduction=reduction)  # type: ignore[arg-type]
 
-        x_adv = turn.ascend(turn.victims(True) if self.joint else [turn.learner], counting)
+        networks = turn.ensemble if self.joint else [turn.learner]
+        x_adv = turn.ascend(networks, counting)
         weight = torch.sigmoid(self.bias + 5 * (1 - 2 * kappa / turn.attack.steps))
         weight = torch.where(turn.progress >= self.begin, weight / weight.mean(), 1.0)
         return turn.sample(x_adv, weight=weight)
@@ -215,8 +255,10 @@ class Geometry:
 
 @dataclass(frozen=True)
 class All:
-    """One perturbation against all false labels at once; with the cross-entropy,
-    RobBoost's adversary."""
+    """Attack the ensemble with one perturbation for all false labels (the paper's Sampler.All).
+
+    With the cross-entropy it is the adversary of RobBoost (Abernethy et al. 2021).
+    """
 
     joint: ClassVar[bool] = True
     loss: Loss = margin_cross_entropy
@@ -228,35 +270,33 @@ class All:
 
 @dataclass(frozen=True)
 class Drawn:
-    """``All`` at the cost of two members, however many there are: of the past, each
-    image meets one member.
+    """``All`` at the cost of two networks: each image meets the learner and one past member.
 
-    It counts as often as there are past members, and which one an image meets changes with the
-    shuffled batches. With one past member that is ``All`` itself.
+    Of t − 1 past members, member j stands for all of them on its part of the batch: the attack
+    raises the loss of ``(g_t + (t − 1) g_j) / t``. Which one an image meets changes as batches are
+    shuffled. With one past member this is ``All``.
     """
 
     joint: ClassVar[bool] = True
     loss: Loss = margin_cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
-        return turn.sample(turn.ascend(turn.victims(True), self.loss, _with_one))
+        return turn.sample(turn.ascend(turn.ensemble, self.loss, _with_one_past_member))
 
 
-def _with_one(who: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
-    *past, learner = who
+def _with_one_past_member(networks: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    *past, learner = networks
     if not past:
         return learner(x)
-    parts = [
-        member(part)
-        for member, part in zip(past, x.tensor_split(len(past)), strict=True)
-        if len(part)
-    ]
-    return (learner(x) + len(past) * torch.cat(parts)) / len(who)
+    parts = zip(past, x.tensor_split(len(past)), strict=True)
+    logits = torch.cat([member(part) for member, part in parts if len(part)])
+    return (learner(x) + len(past) * logits) / len(networks)
 
 
 @dataclass(frozen=True)
 class Rnd:
-    """A uniformly random false label, and the perturbation that is worst for it."""
+    """A uniformly random false label, and the perturbation that is worst for it (the paper's
+    Sampler.Rnd)."""
 
     joint: ClassVar[bool] = True
     aggressive: bool = True
@@ -271,12 +311,11 @@ class Rnd:
 
 @dataclass(frozen=True)
 class Max:
-    """The worst pair of false label and perturbation.
+    """The worst pair of false label and perturbation (the paper's Sampler.Max).
 
-    For given logits the worst y' is the largest false logit, since MCE(g, y, y') = CE(g, y) +
-    g_{y'} + log Σ_j exp(−g_j) grows with g_{y'}: the ascent follows the maximum over y' without
-    trying the labels one by one. It is a local ascent like PGD; an ascent for each label, K − 1
-    times dearer, finds somewhat worse pairs.
+    For given logits the worst y' is the false label of the largest logit, since MCE(g, y, y') =
+    CE(g, y) + g_{y'} + log Σ_j exp(−g_j) grows with g_{y'}. So one ascent follows the maximum over
+    y'. It is local, as PGD is; K − 1 ascents, one for each label, find somewhat worse pairs.
     """
 
     joint: ClassVar[bool] = True
@@ -287,8 +326,8 @@ class Max:
             other = most_likely_other(logits.detach(), target)
             return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
 
-        who = turn.victims(self.aggressive)
-        x_adv = turn.ascend(who, worst_pair)
+        victims = turn.victims(self.aggressive)
+        x_adv = turn.ascend(victims, worst_pair)
         with attacked(turn.learner), torch.no_grad():
-            other = most_likely_other(mean_logits(who or [turn.learner], x_adv), turn.y)
+            other = most_likely_other(mean_logits(victims or [turn.learner], x_adv), turn.y)
         return turn.sample(x_adv, other)

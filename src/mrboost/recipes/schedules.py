@@ -1,5 +1,7 @@
-"""Learning-rate schedules: progress in [0, 1) to a factor of the base rate. No
-state, so nothing to save."""
+"""Learning-rate schedules: functions of the share of the training that is done.
+
+A schedule has no state: it maps progress in [0, 1) to a factor of the base rate.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,25 @@ from typing import ClassVar, Protocol
 
 
 class Schedule(Protocol):
+    """What every schedule has."""
+
     @property
     def settled(self) -> float:
         """The share of the training after which an epoch may be chosen as the best."""
 
-    def __call__(self, progress: float) -> float: ...
+    def __call__(self, progress: float) -> float:
+        """The factor of the base rate."""
 
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Multiply by ``factor`` at each milestone, a fraction of the training (the paper: at
-    1/2 and 3/4, by 1/10)."""
+    """Multiply the rate by ``factor`` at each milestone, a share of the training (the paper: by
+    1/10 at 1/2 and 3/4).
+
+    Example:
+        >>> [Piecewise()(progress) for progress in (0.0, 0.5, 0.75)]
+        [1.0, 0.1, 0.010000000000000002]
+    """
 
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
@@ -33,16 +43,17 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """Rise linearly to the base rate over the first ``warmup`` of the training, then
-    fall linearly to zero."""
+    """Rise linearly to the base rate over the share ``warmup`` of the training, then fall linearly
+    to zero."""
 
     settled: ClassVar[float] = 2 / 3
     warmup: float = 0.3
 
     def __call__(self, progress: float) -> float:
-        return (
-            progress / self.warmup if progress < self.warmup else (1 - progress) / (1 - self.warmup)
-        )
+        if progress < self.warmup:
+            return progress / self.warmup
+        return (1 - progress) / (1 - self.warmup)
 
 
 SCHEDULES: dict[str, Schedule] = {"piecewise": Piecewise(), "one-cycle": OneCycle()}
+"""Schedules by the names that the command line uses."""
