@@ -1,4 +1,4 @@
-r"""The sampler Exp: draws from the paper's distribution P_t.
+r"""The sampler Exp: draws from the distribution P_t of the paper's Algorithm 3.
 
     P_t(x, y, y', δ) ∝ exp(η MCE(Σ_j g_j(x + δ), y, y'))
 
