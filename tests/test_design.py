@@ -1,8 +1,10 @@
-"""docs/design.md is true: its blocks run, what it names exists, rooms lie in order."""
+"""The documentation is true: examples run, what docs/design.md names exists, rooms lie in order."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -77,3 +79,14 @@ def test_the_ways_name_files_and_functions_that_exist() -> None:
             tree = ast.parse((PACKAGE / path).read_text("utf-8"))
             defined = {getattr(node, "name", None) for node in tree.body}
             assert name in defined, f"{path} defines no {name}"
+
+
+MODULES = sorted(
+    file.relative_to(PACKAGE.parent).with_suffix("") for file in PACKAGE.rglob("[!_]*.py")
+)
+
+
+def test_examples_in_docstrings() -> None:
+    for path in MODULES:
+        module = importlib.import_module(".".join(path.parts))
+        assert doctest.testmod(module).failed == 0, module.__name__

@@ -1,4 +1,10 @@
-"""Models by name: build one, or register your own."""
+"""Networks by name: build one, or register your own.
+
+    network = models.build("resnet18", shape=(3, 32, 32), classes=10)    # models.names() lists all
+
+A model is a function of the image shape and the number of classes; ``register`` gives it a name.
+Networks take images in [0, 1] and normalise inside, so that eps always means the same thing.
+"""
 
 from . import cnn, resnet, wide_resnet  # noqa: F401 — importing them fills the registry
 from .registry import Normalize, build, check, names, register

@@ -1,6 +1,6 @@
-"""Models by name. A model takes images in [0, 1] and returns logits; it normalises inside.
+"""The registry of models: from a name to a network that takes images in [0, 1] and returns logits.
 
-Register your own with a function of the image shape and the number of classes::
+Register your own as a function of the image shape and the number of classes::
 
     @mrboost.models.register("my-net")
     def my_net(shape: tuple[int, int, int], classes: int) -> nn.Module: ...
@@ -41,8 +41,13 @@ _REGISTRY: dict[str, tuple[Factory, bool]] = {}
 
 
 def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factory]:
-    """Make a model available under ``name``. With ``normalize=False`` it sees the [0,
-    1] images as they are."""
+    """Make a model available under ``name``.
+
+    Args:
+        name: what ``build`` and ``--model`` call it.
+        normalize: put normalisation by the data's mean and deviation before the model; without it
+            the model sees images in [0, 1].
+    """
 
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
@@ -54,6 +59,7 @@ def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factor
 
 
 def names() -> tuple[str, ...]:
+    """The names of all models."""
     return tuple(sorted(_REGISTRY))
 
 
@@ -70,13 +76,11 @@ def check(name: str) -> None:
 
 
 def _parts(name: str) -> tuple[int, str, bool]:
-    """``5xresnet18-silu``: five copies, of ``resnet18``, with SiLU."""
+    """``5xresnet18-silu`` is 5 copies of ``resnet18`` with SiLU."""
     match = re.fullmatch(r"(?:([1-9]\d?)x)?(.+?)(-silu)?", name)
-    return (
-        (int(match[1] or 1), match[2], bool(match[3]))
-        if match and name not in _REGISTRY
-        else (1, name, False)
-    )
+    if match is None or name in _REGISTRY:
+        return 1, name, False
+    return int(match[1] or 1), match[2], bool(match[3])
 
 
 def build(
@@ -87,11 +91,18 @@ def build(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model for images of ``shape``; ``mean`` and ``std`` are the
-    data's, per channel.
+    """A freshly initialised network.
 
-    ``5xNAME`` builds five of them as one model, the mean of whose logits answers; ``NAME-silu`` has
-    SiLU, which is smooth, in place of ReLU.
+    Args:
+        name: one of ``names()``; ``5xNAME`` is five of them as one network with the mean of their
+            logits, ``NAME-silu`` has SiLU, which is smooth, in place of ReLU.
+        shape: channels, height and width of the images.
+        classes: the number of logits.
+        mean, std: of the data's channels, for the normalisation inside.
+
+    Example:
+        >>> build("cnn-digits", (1, 8, 8), 10)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     check(name)
     copies, base, smooth = _parts(name)
@@ -101,17 +112,19 @@ def build(
     factory, normalize = _REGISTRY[base]
     network = factory(shape, classes)
     if smooth:
-        _exchange_relu(network, name)
+        _replace_relu(network, name)
     if not normalize:
         return network
-    return nn.Sequential(Normalize(mean or [0.0] * shape[0], std or [1.0] * shape[0]), network)
+    channels = shape[0]
+    return nn.Sequential(Normalize(mean or [0.0] * channels, std or [1.0] * channels), network)
 
 
-def _exchange_relu(network: nn.Module, name: str) -> None:
-    places = [place for place, module in network.named_modules() if isinstance(module, nn.ReLU)]
-    if not places:
+def _replace_relu(network: nn.Module, name: str) -> None:
+    """Put SiLU in the place of every ReLU."""
+    found = [path for path, module in network.named_modules() if isinstance(module, nn.ReLU)]
+    if not found:
         raise InputError(
             f"model {name!r} cannot be built: it has no nn.ReLU modules to exchange for SiLU"
         )
-    for place in places:
-        network.set_submodule(place, nn.SiLU())
+    for path in found:
+        network.set_submodule(path, nn.SiLU())

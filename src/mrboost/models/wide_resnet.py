@@ -9,8 +9,8 @@ from .registry import Shape, register
 
 
 class _WideBlock(nn.Module):
-    """BN–ReLU–conv twice, plus the input; where the shape changes, the activated input
-    passes a 1×1 convolution."""
+    """BN–ReLU–conv twice, plus the input; where the shape changes, plus a 1×1 convolution of the
+    activated input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
