@@ -16,6 +16,7 @@ from mrboost.attacks import APGD, FAB, Search, Square
 from mrboost.cli.commands import main
 from mrboost.evaluation.doubts import Doubt
 from mrboost.losses import dlr, margin_cross_entropy
+from mrboost.recipes import RECIPES
 
 _GIVEN_DATA = os.environ.get("MRBOOST_DATA")
 
@@ -89,6 +90,13 @@ def checks(doubts: Iterable[Doubt]) -> list[str]:
 def quantised(network: nn.Module) -> Callable[[Tensor], Tensor]:
     """A defence that masks its gradients."""
     return lambda x: network((4 * x).round() / 4)
+
+
+ONE_OF_EACH: dict[tuple, str] = {}
+"""One recipe for each sampler, objective, scope and what its networks become."""
+for _recipe in RECIPES.values():
+    _kind = (type(_recipe.sampler), type(_recipe.objective), _recipe.scope, _recipe.combine)
+    ONE_OF_EACH.setdefault(_kind, _recipe.name)
 
 
 SEARCHES: dict[str, Search] = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
+from commands import ONE_OF_EACH
 from mrboost import Ensemble, Mixture, models, recipes
 from mrboost.attacks import PGD
 from mrboost.attacks.mixtures import attacks_on
@@ -49,8 +50,8 @@ def test_one_round_is_plain_training_bit_for_bit(tiny: Dataset) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name != "deeper"])
-def test_every_recipe_trains(name: str, tiny: Dataset, tmp_path) -> None:
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_every_kind_of_recipe_trains(name: str, tiny: Dataset, tmp_path) -> None:
     rounds = min(2, recipes.get(name).rounds)
     trained = boost(name, tiny, rounds=rounds, epochs=1, out=tmp_path / "run", device="cpu")
     assert len(trained) == rounds
