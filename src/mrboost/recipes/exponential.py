@@ -116,18 +116,10 @@ class Exp:
             return _Chain(z.detach(), losses.detach(), density.detach(), gradient)
 
         with attacked(*networks):
-            chain = chain_at(random_like(torch.randn, x, generator))
-            log_weight = torch.zeros_like(chain.density)
-            accepted = torch.zeros_like(chain.density)
-            for k in range(1, self.steps + 1):
-                # The power rises from (k − 1)/steps to k/steps
-                log_weight += chain.density / self.steps
-                step = self._step(x, generator)
-                chain, moved = _move(chain, chain_at, k / self.steps, step, generator)
-                accepted += moved
+            chain, log_weight, acceptance = self._anneal(chain_at, x, generator)
         weight = log_weight.softmax(dim=0) * len(x)
         facts = {
-            "acceptance": accepted.mean() / self.steps,
+            "acceptance": acceptance,
             # Of the batch: the effective sample size over its size
             "effective_share": len(x) / weight.square().sum(),
         }
@@ -141,6 +133,22 @@ class Exp:
             weight=weight if self.reweight else None,
             facts=facts,
         )
+
+    def _anneal(
+        self, chain_at: Callable[[Tensor], _Chain], x: Tensor, generator: torch.Generator
+    ) -> tuple[_Chain, Tensor, Tensor]:
+        """The chains at their ends, their log importance weights, and the share of moves that
+        were accepted."""
+        chain = chain_at(random_like(torch.randn, x, generator))
+        log_weight = torch.zeros_like(chain.density)
+        accepted = torch.zeros_like(chain.density)
+        for k in range(1, self.steps + 1):
+            # The power rises from (k − 1)/steps to k/steps
+            log_weight += chain.density / self.steps
+            step = self._step(x, generator)
+            chain, moved = _move(chain, chain_at, k / self.steps, step, generator)
+            accepted += moved
+        return chain, log_weight, accepted.mean() / self.steps
 
     def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random step size for each chain.
