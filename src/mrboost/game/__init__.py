@@ -1,5 +1,12 @@
-"""The finite game of the paper's Algorithm 1, exactly: MRBoost with certified intervals, the value
-by linear programming, column generation and double oracle, the two weak-learning conditions."""
+"""The finite game of the paper's equation (2), solved exactly.
+
+    payoff = Payoff(SAug(y, classes).labels(labels))  # classifiers × perturbed points
+    mrboost(payoff, rounds=1000)                      # Algorithm 1, with certified intervals
+    solve(payoff)                                     # the value, by linear programming
+    weak_learning(payoff)                             # the condition of Theorem 1
+
+``examples/double_oracle.py`` solves games too large to write down as a matrix.
+"""
 
 from .algorithm import Boosting, Learner, mrboost, regret_bound, theorem_bound
 from .conditions import (
@@ -9,7 +16,6 @@ from .conditions import (
     weak_learning,
     worst_perturbation,
 )
-from .oracle import OracleSolution, column_generation, double_oracle
 from .payoff import Payoff, SAug
 from .value import Solution, solve
 
@@ -17,12 +23,9 @@ __all__ = [
     "Boosting",
     "Condition",
     "Learner",
-    "OracleSolution",
     "Payoff",
     "SAug",
     "Solution",
-    "column_generation",
-    "double_oracle",
     "mrboost",
     "proposition_example",
     "regret_bound",

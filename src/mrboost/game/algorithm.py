@@ -25,7 +25,7 @@ stays at −1, while ξ(T) = 3 log 4 / √T is below 1 from T = 18 on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,68 +132,84 @@ def mrboost(
             round t; the named ones are divided by the largest absolute payoff.
         tolerance: stop as soon as the certified interval is no wider; without it
             all rounds are played.
+        progress: show a progress bar.
+
+    Example:
+        >>> run = mrboost([[1.0, -0.5], [-1.0, 1.0]], rounds=1000)
+        >>> bool(run.lower[-1] <= 1 / 7 <= run.upper[-1])
+        True
     """
-    if not isinstance(game, Learner):
-        game = as_payoff(game)
-    numbers = count_rounds(rounds, tolerance, "MRBoost", progress)
-    rates = _rates(eta, rounds, game)
-    gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
-    average = np.zeros(game.points)  # Σ_j P_j
-    # Of each classifier against all P_j
-    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)
-    record = np.empty((rounds, 4))
-    choices = np.empty(rounds, dtype=np.int64)
-    lower, upper = -math.inf, math.inf
-    t = 0
-    for t in numbers:
-        weights = exponential_weights(gains, rates[t - 1])
-        if isinstance(game, Learner):
-            choice, row = t - 1, game(weights)
-            response = float(weights @ row)
-            bound = response if game.exact else math.inf
-        else:
-            payoffs = game.expected(weights)
-            earned += payoffs
-            choice = int(payoffs.argmax())
-            row, response = game.row(choice), float(payoffs[choice])
-            bound = min(response, float(earned.max()) / t)
-        gains += row
-        average += weights
-        margin = float(gains.min()) / t
-        lower, upper = max(lower, margin), min(upper, bound)
-        choices[t - 1], record[t - 1] = choice, (margin, response, lower, upper)
-        if tolerance is not None and upper - lower <= tolerance:
-            break
-    count = t if isinstance(game, Learner) else game.classifiers
-    margin_, response_, lower_, upper_ = record[:t].T.copy()
-    return Boosting(
-        eta=rates[:t],
-        choices=choices[:t],
-        margin=margin_,
-        response=response_,
-        lower=lower_,
-        upper=upper_,
-        learner=np.bincount(choices[:t], minlength=count) / t,
-        adversary=average / t,
-        margins=gains / t,
-    )
-
-
-def count_rounds(rounds: int, tolerance: float | None, name: str, progress: bool) -> Iterable[int]:
-    """1, 2, … rounds, with a bar if ``progress`` is to be shown; refuses what
-    no loop can keep to."""
     if not isinstance(rounds, int | np.integer) or rounds < 1:
         raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
-    bar: Iterable[int] = tqdm(
-        range(1, rounds + 1),
-        desc=name,
-        unit="round",
-        disable=None if progress else True,
-        leave=False,
+    if not isinstance(game, Learner):
+        game = as_payoff(game)
+    rates = _rates(eta, rounds, game)
+    gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
+    average = np.zeros(game.points)  # Σ_j P_j
+    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)  # against Σ_j P_j
+    choices: list[int] = []
+    bounds = _Bounds()
+    for rate in tqdm(
+        rates, desc="MRBoost", unit="round", disable=None if progress else True, leave=False
+    ):
+        weights = exponential_weights(gains, rate)
+        t = len(choices) + 1
+        choice, row, response, upper = _best_response(game, weights, earned, t)
+        gains += row
+        average += weights
+        choices.append(choice)
+        bounds.add(float(gains.min()) / t, response, upper)
+        if tolerance is not None and bounds.width <= tolerance:
+            break
+    played = len(choices)
+    margin, response_, lower, upper_ = np.array(bounds.rounds).T.copy()
+    classifiers = played if isinstance(game, Learner) else game.classifiers
+    return Boosting(
+        eta=rates[:played],
+        choices=np.array(choices),
+        margin=margin,
+        response=response_,
+        lower=lower,
+        upper=upper_,
+        learner=np.bincount(choices, minlength=classifiers) / played,
+        adversary=average / played,
+        margins=gains / played,
     )
-    return bar
+
+
+def _best_response(
+    game: Payoff | Learner, weights: Floats, earned: Floats, t: int
+) -> tuple[int, Floats, float, float]:
+    """h_t, its payoffs, what it earns against P_t, and an upper bound of the value; ``earned`` is
+    brought up to date."""
+    if isinstance(game, Learner):
+        row = game(weights)
+        response = float(weights @ row)
+        return t - 1, row, response, response if game.exact else math.inf
+    payoffs = game.expected(weights)
+    earned += payoffs
+    choice = int(payoffs.argmax())
+    response = float(payoffs[choice])
+    return choice, game.row(choice), response, min(response, float(earned.max()) / t)
+
+
+class _Bounds:
+    """The certified interval for the value, round after round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[float, float, float, float]] = []
+        self.lower, self.upper = -math.inf, math.inf
+
+    @property
+    def width(self) -> float:
+        return self.upper - self.lower
+
+    def add(self, margin: float, response: float, upper: float) -> None:
+        self.lower = max(self.lower, margin)
+        self.upper = min(self.upper, upper)
+        self.rounds.append((margin, response, self.lower, self.upper))
 
 
 def exponential_weights(gains: Floats, eta: float) -> Floats:

@@ -25,8 +25,7 @@ Floats = NDArray[np.float64]
 Matrix = NDArray[Any]
 
 _DENSE = 1 << 24
-"""Entries up to which small integers are worth eight bytes each: products are then
-several times faster."""
+"""Entries up to which int8 is converted to float64: products are then several times faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +58,8 @@ class Payoff:
                     f"point {column}"
                 )
         object.__setattr__(self, "matrix", array)
-        object.__setattr__(
-            self, "scale", float(max(abs(float(array.max())), abs(float(array.min()))))
-        )
+        largest = max(abs(float(array.max())), abs(float(array.min())))
+        object.__setattr__(self, "scale", largest)
 
     @property
     def classifiers(self) -> int:
@@ -122,13 +120,8 @@ class SAug:
                 f"y must hold one label for each perturbed point, got shape {self.y.shape}"
             )
         self._check_labels(self.y)
-        object.__setattr__(
-            self,
-            "example",
-            _integers(
-                "example", np.arange(len(self.y)) if example is None else np.asarray(example)
-            ),
-        )
+        numbers = np.arange(len(self.y)) if example is None else np.asarray(example)
+        object.__setattr__(self, "example", _integers("example", numbers))
         if self.example.shape != self.y.shape:
             raise InputError(
                 f"example must have the shape of y, {self.y.shape}, got {self.example.shape}"

@@ -39,21 +39,30 @@ class Solution:
 
 
 def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
-    """The game's value, exact to about 1e-9 of its largest payoff; ``lower`` and ``upper`` are
-    computed afresh from the strategies, and so hold whatever the solver did.
+    """The game's value, exact to about 1e-9 of its largest payoff.
 
+    ``lower`` and ``upper`` are computed from the strategies, and so hold whatever the solver did.
     Optimal strategies use few classifiers and points, so a large game is solved on a growing part
     of it: the best responses to the part's solution join it until neither player has a better one.
+
+    Args:
+        game: a payoff matrix, classifiers × points.
+        nu: the adversary may put at most 1/(ν |S_aug|) on a point; without it, everything on one.
+
+    Example:
+        >>> round(solve([[1.0, -0.5], [-1.0, 1.0]]).value, 6)
+        0.142857
     """
     payoff = as_payoff(game)
-    cap = capacity(payoff.points, nu)
+    cap = _capacity(payoff.points, nu)
     if payoff.matrix.size <= _WHOLE:
         return _evaluated(payoff, cap, *_programme(payoff.matrix, payoff.scale, cap))
     rows = np.sort(np.argsort(payoff.expected(np.full(payoff.points, 1 / payoff.points)))[-_BATCH:])
     # capped, P needs many points
     columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))
     while True:
-        adversary, learner = np.zeros(payoff.points), np.zeros(payoff.classifiers)
+        adversary = np.zeros(payoff.points)
+        learner = np.zeros(payoff.classifiers)
         adversary[columns], learner[rows] = _programme(
             payoff.matrix[np.ix_(rows, columns)], payoff.scale, cap
         )
@@ -63,7 +72,8 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
         grown = len(more_rows) > len(rows) or len(more_columns) > len(columns)
         if found.upper - found.lower <= TOLERANCE * payoff.scale or not grown:
             return found
-        rows, columns = more_rows, more_columns
+        rows = more_rows
+        columns = more_columns
 
 
 def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats]:
@@ -86,10 +96,8 @@ def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats
 
 
 def _evaluated(payoff: Payoff, cap: float, adversary: Floats, learner: Floats) -> Solution:
-    lower, upper = (
-        least_expected(payoff.margins(learner), cap),
-        float(payoff.expected(adversary).max()),
-    )
+    lower = _least_expected(payoff.margins(learner), cap)
+    upper = float(payoff.expected(adversary).max())
     return Solution((lower + upper) / 2, lower, upper, learner, adversary)
 
 
@@ -98,7 +106,7 @@ def _extended(chosen: NDArray[np.int64], costs: Floats) -> NDArray[np.int64]:
     return np.union1d(chosen, np.argpartition(costs, min(_BATCH, len(costs)) - 1)[:_BATCH])
 
 
-def capacity(points: int, nu: float | None) -> float:
+def _capacity(points: int, nu: float | None) -> float:
     """The most that the adversary may put on one point."""
     if nu is None:
         return 1.0
@@ -110,7 +118,7 @@ def capacity(points: int, nu: float | None) -> float:
     return min(1.0, 1 / (nu * points))
 
 
-def least_expected(margins: Floats, cap: float) -> float:
+def _least_expected(margins: Floats, cap: float) -> float:
     """min_P Σ_i P_i margins_i over distributions with P_i <= cap: the adversary fills
     the worst points first."""
     if cap >= 1:

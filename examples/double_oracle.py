@@ -1,10 +1,12 @@
-"""Games too large to write down: the strategies come from oracles, a linear programme solves the
-game of those found.
+"""Solve games that are too large to write down as a matrix: strategies are added as best responses,
+and a linear programme solves the game of those found so far.
 
-``column_generation`` is for a learner and a finite S_aug (LPBoost, Demiriz et al. 2002, on S_aug);
-``double_oracle`` (McMahan, Gordon and Blum 2003) for any sets of classifiers and points, infinite
-ones too, each with a best response. Both keep a certified interval for the value and stop when it
-has closed.
+``column_generation`` trains classifiers on a finite S_aug (LPBoost, Demiriz et al. 2002);
+``double_oracle`` (McMahan, Gordon and Blum 2003) takes best responses for both players, so that
+either may have infinitely many strategies. Both keep an interval that holds the value, and stop
+when it is narrow enough.
+
+python examples/double_oracle.py        a second
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from .algorithm import Learner, count_rounds
-from .payoff import Floats
-from .value import Solution, capacity, solve
+from mrboost.game import Learner, Solution, solve
+
+Floats = np.ndarray
 
 H = TypeVar("H")
 Z = TypeVar("Z")
@@ -41,7 +43,6 @@ def column_generation(
     nu: float | None = None,
     tolerance: float = 1e-6,
     rounds: int = 1000,
-    progress: bool = False,
 ) -> OracleSolution[int, int]:
     """Solve the game of the classifiers found, train one more for its optimal P, until that one
     earns no more than the value found. The classifier of the learner's k-th call has weight
@@ -50,11 +51,9 @@ def column_generation(
     With an exact learner the value is that of the whole class, to within ``tolerance``. With
     another it is the value over the classifiers that were found, and ``upper`` is infinite.
     """
-    numbers = count_rounds(rounds, tolerance, "column generation", progress)
-    capacity(learner.points, nu)  # refuses a nu that is none
     rows = [learner(np.full(learner.points, 1 / learner.points))]
     best = _Best()
-    for _ in numbers:
+    for _ in range(rounds):
         found = solve(np.array(rows), nu=nu)
         rows.append(learner(found.adversary))
         earned = float(found.adversary @ rows[-1])
@@ -72,7 +71,6 @@ def double_oracle(
     *,
     tolerance: float = 1e-6,
     rounds: int = 1000,
-    progress: bool = False,
 ) -> OracleSolution[H, Z]:
     """Solve the game of the classifiers and points found, add each player's best response to the
     other's optimal mixture, until neither gains more than ``tolerance``.
@@ -86,12 +84,11 @@ def double_oracle(
     The interval is certified as far as the oracles are exact: a heuristic learner (adversary)
     leaves upper (lower) unproved.
     """
-    numbers = count_rounds(rounds, tolerance, "double oracle", progress)
     points = [start]
     classifiers = [learner(points, np.ones(1))]
     matrix = np.array([[payoff(classifiers[0], start)]], dtype=np.float64)
     best = _Best()
-    for _ in numbers:
+    for _ in range(rounds):
         found = solve(matrix)
         h, z = learner(points, found.adversary), adversary(classifiers, found.learner)
         row = np.array([payoff(h, point) for point in points])
@@ -133,3 +130,21 @@ class _Best:
             points=points,
             interval=np.array(self.trace),
         )
+
+
+def main() -> None:
+    """(a − b)² for a and b in [0, 1]: the learner mixes 0 and 1, the adversary answers 1/2, and the
+    value is 1/4."""
+    found = double_oracle(
+        lambda points, p: float(max((0.0, 1.0), key=lambda a: p @ (a - np.array(points)) ** 2)),
+        lambda chosen, q: float(q @ np.array(chosen)),
+        lambda a, b: (a - b) ** 2,
+        start=0.9,
+    )
+    print("| round | the value is at least | and at most |\n|---|---|---|")
+    for number, (lower, upper) in enumerate(found.interval, 1):
+        print(f"| {number} | {lower:.6f} | {upper:.6f} |")
+
+
+if __name__ == "__main__":
+    main()
