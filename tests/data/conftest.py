@@ -122,7 +122,7 @@ def picture_files(classes=("cat", "dog"), per_class=3, shape=(6, 5, 3), splits=(
 
 
 def seed_of(*parts):
-    return zlib.crc32("/".join(map(str, parts)).encode())
+    return zlib.crc32("/".join(map(str, parts)).encode("utf-8", "surrogateescape"))
 
 
 def write_tree(root, files):

@@ -3,13 +3,17 @@ a file can be wrong."""
 
 import hashlib
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from commands import development_data
 from mrboost.data import load, registry
+from mrboost.data.pickles import read_pickle
 from mrboost.errors import InputError
 
 
@@ -40,6 +44,22 @@ def test_cifar_in_small(make, tmp_path, kind, writer, unpacked):
     assert dataset.num_classes == {"cifar10": 10, "cifar100": 100}[kind]
 
 
+@pytest.mark.parametrize(("kind", "mean"), [("cifar10", 0.4914), ("cifar100", 0.5071)])
+def test_the_official_files_and_a_changed_one(tmp_path, kind, mean):
+    unpack = development_data("unpack.py")
+    subprocess.run([sys.executable, unpack, kind, "--to", tmp_path], check=True)
+    cifar = load(kind, tmp_path)
+    assert (len(cifar.train), len(cifar.test)) == (50000, 10000)
+    assert cifar.channel_stats()[0][0] == pytest.approx(mean, abs=1e-4)
+    (folder,) = tmp_path.iterdir()
+    changed = folder / {"cifar10": "test_batch", "cifar100": "test"}[kind]
+    content = bytearray(changed.read_bytes())
+    content[-1000] ^= 1
+    changed.write_bytes(content)
+    with pytest.raises(InputError, match=f"{changed.name} has md5.*the official file has"):
+        load(kind, tmp_path)
+
+
 def test_cifar_class_names_follow_the_official_order():
     assert registry.SOURCES["cifar10"].classes[3] == "cat"
     assert registry.SOURCES["cifar100"].classes[19] == "cattle"
@@ -55,6 +75,49 @@ def test_an_array_in_fortran_order_is_read_as_such(make, tmp_path):
     )
     dataset = load("cifar10", tmp_path, verify=False)
     assert torch.equal(dataset.test.x.flatten(1), torch.from_numpy(batches["test_batch"]["data"]))
+
+
+def nested(depth):
+    """A dictionary whose key is a deeply nested tuple: its hash would end the process."""
+    return b"\x80\x02}" + b"(K\x01" + depth * b"\x85" + b"K\x01u."
+
+
+def doubling(times):
+    """Labels that are a tuple of twice a tuple of twice …, of 2**times numbers."""
+    double = b"".join(
+        b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86q" + bytes([i + 1]) for i in range(times)
+    )
+    return b"\x80\x02}(U\x06labelsK\x01q\x00" + double + b"u."
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (nested(300_000), "asks for tuples-in-tuples"),
+        (nested(1), "asks for keys-that-are-no-text"),
+        (doubling(36), "asks for tuples-in-tuples"),
+        (pickle.dumps({"labels": [[1] * 10] * 10}), "asks for lists-of-objects"),
+        (pickle.dumps({"labels": [1, "a"]}), "'labels' is neither an array"),
+        (pickle.dumps({"labels": [2**40]}), "damaged pickle|'labels' is neither"),
+        (pickle.dumps({"labels": {1}}), "asks for EMPTY_SET"),
+        (pickle.dumps({"data": {"data": 1}}), "'data' is neither an array"),
+        (
+            b"\x80\x02}(U\x04datacnumpy.core.numeric\n_frombuffer\n(J\xff\xff\xff\x7f"
+            b"cnumpy\ndtype\nU\x02u1\x85R(K\x03U\x01|tbK\x09\x85U\x01CtRu.",
+            "damaged array",
+        ),
+        (
+            b"\x80\x02}(U\x04datacnumpy.core.numeric\n_frombuffer\n(U\x01a"
+            b"cnumpy\ndtype\nU\x03,,,\x85R(K\x03U\x01|tbK\x01\x85U\x01CtRu.",
+            "damaged array",
+        ),
+        (b"\x80\x02" + 1_000_001 * b"N" + b".", "more than 1,000,000 instructions"),
+    ],
+)
+def test_pickles_that_would_cost_much_are_refused(content, message):
+    with pytest.raises(InputError, match=message) as error:
+        read_pickle(content, "batch")
+    assert len(one_line(error)) < 300
 
 
 class Hostile:

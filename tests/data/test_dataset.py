@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,6 +198,39 @@ def test_what_is_no_dataset_is_said() -> None:
         from_tensors(x, y, x, y, epss=0.1)
     with pytest.raises(InputError, match="cannot be read as an array"):
         from_tensors([[1.0], [1.0, 2.0]], y, x, y)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.empty(6, 3, 8, 8, device="meta"), "meta tensor"),
+        (torch.zeros(6, 3, 8, 8).to_sparse(), "sparse"),
+        (torch.nested.nested_tensor([torch.zeros(3, 8, 8)] * 6, layout=torch.jagged), "nested"),
+        (torch.zeros(6, 3, 8, 8, dtype=torch.complex64), "complex numbers"),
+        (torch.zeros(6, 3, 0, 8), "they have no pixels"),
+        (np.array([["a"] * 6]), "cannot be read as an array of numbers"),
+    ],
+)
+def test_tensors_without_dense_values_are_refused(x, message):
+    y = torch.arange(6) % 3
+    good = torch.rand(6, 3, 8, 8)
+    for images in ((x, good), (good, x)):
+        with pytest.raises(InputError, match=message) as error:
+            from_tensors(images[0], y, images[1], y)
+        assert "\n" not in str(error.value)
+
+
+def test_a_label_of_a_billion_is_refused_at_once():
+    x, y = torch.rand(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 10**9])
+    with pytest.raises(InputError, match="label 1000000000 makes more than 100,000 classes"):
+        from_tensors(x, y, x, y)
+    with pytest.raises(InputError, match="complex numbers"):
+        from_tensors(x, y + 1j, x, y)
+
+
+def test_grey_images_need_no_channel():
+    x, y = torch.rand(6, 8, 8), torch.arange(6) % 3
+    assert from_tensors(x, y, x[:, None], y[:, None]).shape == (1, 8, 8)
 
 
 def test_the_fingerprint_is_of_the_content():

@@ -2,6 +2,7 @@
 a tree can be wrong."""
 
 import io
+import os
 import random
 import stat
 import struct
@@ -14,8 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from commands import development_data
-from mrboost.data import load
+from mrboost.data import archives, load
 from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
 
@@ -135,13 +135,21 @@ def test_what_is_not_an_image_is_ignored_and_a_top_folder_is_accepted(make, tmp_
     assert len(load(f"folder:{write_zip(tmp_path / 'a.zip', files | extra)}").train) == 6
 
 
-def test_the_development_mirror_of_cifar10():
-    cifar = load(f"folder:{development_data('cifar10-jpeg.tar.xz')}")
-    assert (len(cifar.train), len(cifar.test), cifar.shape) == (50000, 10000, (3, 32, 32))
+def test_an_archive_of_many_jpegs(make, tmp_path):
+    """Small pictures in a tar.xz, as mirrors of CIFAR-10 come: balanced, in the order of paths."""
+    files = {
+        f"cifar/{split}/{label}/{i:03d}.jpg": make.encoded(
+            np.full((32, 32, 3), 20 * number + i, np.uint8), "jpg"
+        )
+        for split, count in (("train", 12), ("test", 3))
+        for number, label in enumerate(SOURCES["cifar10"].classes)
+        for i in range(count)
+    }
+    cifar = load(f"folder:{make.tar(tmp_path / 'cifar.tar.xz', files, 'w:xz')}")
     assert cifar.classes == SOURCES["cifar10"].classes
-    assert cifar.train.y.bincount().tolist() == [5000] * 10
-    assert cifar.test.y[:1000].bincount().tolist() == [100] * 10
-    assert cifar.channel_stats()[0] == pytest.approx((0.4914, 0.4822, 0.4465), abs=2e-3)
+    assert (len(cifar.train), len(cifar.test), cifar.shape) == (120, 30, (3, 32, 32))
+    assert cifar.train.y.tolist() == 12 * list(range(10))
+    assert cifar.train.x[:, 0, 0, 0].tolist() == [20 * n + i for i in range(12) for n in range(10)]
 
 
 # --- trees that are wrong
@@ -279,6 +287,76 @@ def test_a_member_that_unpacks_to_too_much_is_refused(make, tmp_path, kind):
     assert path.stat().st_size < 200_000
     with pytest.raises(InputError, match=r"bomb\.png' unpacks to"):
         load(f"folder:{path}")
+
+
+def test_a_sparse_file_of_gigabytes_is_refused_unread(make, tmp_path):
+    tree = make.tree(tmp_path / "tree", make.pictures())
+    with (tree / "train/cat/huge.png").open("wb") as file:
+        file.truncate(5 * 2**30)
+    with pytest.raises(InputError, match=r"huge\.png' unpacks to 5368709120 bytes"):
+        load(f"folder:{tree}")
+
+
+def test_a_pipe_among_the_images_is_refused(make, tmp_path):
+    tree = make.tree(tmp_path / "tree", make.pictures())
+    os.mkfifo(tree / "train/cat/9.png")
+    with pytest.raises(InputError, match=r"9\.png is not a regular file"):
+        load(f"folder:{tree}")
+
+
+def test_small_files_that_decode_to_gigabytes_are_refused(make, tmp_path, monkeypatch):
+    blank = make.encoded(np.zeros((500, 500, 3), np.uint8))
+    files = {
+        f"{split}/{c}/{i}.png": blank for split in ("train", "test") for c in "ab" for i in "12"
+    }
+    name = f"folder:{write_zip(tmp_path / 'a.zip', files)}"
+    assert len(load(name).train) == 4
+    monkeypatch.setattr(archives, "GIB", 2**20)
+    with pytest.raises(InputError, match="200 times their files' size in memory"):
+        load(name)
+    monkeypatch.setattr(archives, "MAX_MEMORY", 2**20)
+    with pytest.raises(InputError, match="of memory: make them smaller"):
+        load(name)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archives_of_too_much_are_refused_wanted_or_not(make, tmp_path, monkeypatch, kind):
+    files = make.pictures() | {f"docs/{i}.txt": bytes(100_000) for i in range(20)}
+    path = tmp_path / f"a.{kind}"
+    make.tar(path, files, "w:") if kind == "tar" else write_zip(path, files)
+    assert len(load(f"folder:{path}").train) == 6
+    monkeypatch.setattr(archives, "MAX_READ", 1_000_000)
+    with pytest.raises(InputError, match="holds more than"):
+        load(f"folder:{path}")
+    monkeypatch.setattr(archives, "MAX_READ", 8 * 2**30)
+    monkeypatch.setattr(archives, "MAX_FILES", 30)
+    with pytest.raises(InputError, match="holds more than 30 files"):
+        load(f"folder:{path}")
+
+
+def test_a_zip_with_another_method_is_refused(make, tmp_path):
+    """zipfile would unpack it without a limit."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as bundle:
+        for name, content in make.pictures().items():
+            bundle.writestr(name, content)
+    with pytest.raises(InputError, match="is not stored or deflated"):
+        load(f"folder:{path}")
+
+
+def test_a_zip_that_lies_about_sizes_is_not_unpacked_further(make, tmp_path):
+    content = bytearray(write_zip(tmp_path / "b.zip", {"train/a/1.png": bytes(10**7)}).read_bytes())
+    content = content.replace((10**7).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    (tmp_path / "b.zip").write_bytes(content)
+    with pytest.raises(InputError, match="CRC"):
+        load(f"folder:{tmp_path / 'b.zip'}")
+
+
+@pytest.mark.parametrize("label", ["a\x1b[31m", "b\udcff"])
+def test_class_names_that_would_reach_the_terminal_are_refused(make, tmp_path, label):
+    files = make.pictures(classes=("cat", label))
+    with pytest.raises(InputError, match="has control characters or is no UTF-8"):
+        load(f"folder:{make.tar(tmp_path / 'a.tar', files)}")
 
 
 def test_a_header_that_announces_gigabytes_is_refused_before_it_is_read(make, tmp_path):

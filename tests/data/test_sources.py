@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import http.server
 import json
+import os
 import struct
 import threading
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_mnist_idx(tmp_path, zipped):
         (lambda content: b"\x00\x00\x0d" + content[3:], "not an IDX file"),
         (lambda content: content[:6], "not an IDX file"),
         (lambda content: b"", "not an IDX file"),
+        (lambda content: content[:4] + bytes(4) + 2 * b"\xff\xff\xff\xff", "0 bytes for shape"),
         (lambda content: gzip.compress(content)[:-20], "truncated or damaged"),
     ],
 )
@@ -153,12 +155,12 @@ def with_nan():
     [
         ({"x_train": with_nan()}, "NaN"),
         ({"x_train": np.full((30, 28, 28), 255.0)}, "rescale them"),
-        ({"x_train": np.zeros((30, 28, 28), np.int16)}, "type int16"),
+        ({"x_train": np.zeros((30, 28, 28), np.int16)}, "type torch.int16"),
         ({"x_train": np.zeros((30, 784), np.uint8)}, r"shape \(30, 784\)"),
         ({"x_train": np.zeros((30, 28, 14), np.uint8)}, r"\(1, 28, 14\) but test images"),
         ({"y_train": np.arange(29) % 10}, "30 images but 29 labels"),
         ({"y_train": np.arange(30) % 11}, "label 10 is out of range"),
-        ({"y_train": np.arange(30) % 10 * 1.0}, "type float64"),
+        ({"y_train": np.arange(30) % 10 * 1.0}, "type torch.float64"),
         ({"y_train": np.arange(30) % 9}, "class 9"),
         ({"y_test": None}, "lacks y_test"),
         ({"x_test": np.array([Path("x")], dtype=object)}, "allow_pickle=False"),
@@ -177,7 +179,7 @@ def test_a_truncated_npz_is_refused(tmp_path):
     content = (tmp_path / "mnist.npz").read_bytes()
     for keep in (0, 10, len(content) // 2):
         (tmp_path / "mnist.npz").write_bytes(content[:keep])
-        with pytest.raises(InputError, match="truncated or damaged"):
+        with pytest.raises(InputError, match="truncated"):
             load("mnist", tmp_path)
 
 
@@ -216,6 +218,11 @@ def test_damaged_svhn_is_refused(tmp_path):
         {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": np.array([[11]])},
     )
     with pytest.raises(InputError, match="label 11 is out of range"):
+        load("svhn", tmp_path, verify=False)
+    scipy.io.savemat(
+        tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 1), np.uint8), "y": ["seven"]}
+    )
+    with pytest.raises(InputError, match=r"lacks .* whole numbers 'y'"):
         load("svhn", tmp_path, verify=False)
 
 
@@ -279,15 +286,15 @@ def served(tmp_path, monkeypatch):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     svhn = registry.SOURCES["svhn"]
-    downloads = tuple(
-        dataclasses.replace(
-            item,
-            url=f"http://127.0.0.1:{server.server_port}/{item.file}",
-            checksum="md5:" + hashlib.md5((site / item.file).read_bytes()).hexdigest(),
-        )
-        for item in svhn.downloads
+    served = dataclasses.replace(
+        svhn,
+        urls=tuple(f"http://127.0.0.1:{server.server_port}/{file}" for file in svhn.checksums),
+        checksums={
+            file: "md5:" + hashlib.md5((site / file).read_bytes()).hexdigest()
+            for file in svhn.checksums
+        },
     )
-    monkeypatch.setitem(registry.SOURCES, "svhn", dataclasses.replace(svhn, downloads=downloads))
+    monkeypatch.setitem(registry.SOURCES, "svhn", served)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield site, seen
     server.shutdown()
@@ -317,6 +324,42 @@ def test_a_download_with_another_checksum_is_refused_and_not_kept(served, tmp_pa
     assert not (tmp_path / "data" / "svhn" / "test_32x32.mat").exists()
 
 
+def test_paths_that_cannot_be_are_refused(tmp_path):
+    for name, place in (
+        ("folder:~nosuchuser/x", None),
+        ("mnist", "~nosuchuser/x"),
+        ("folder:/tmp/\udcff", None),
+        ("mnist", "/tmp/\udcff"),
+        ("folder:" + 5000 * "x", None),
+        ("mnist", tmp_path / (5000 * "x")),
+    ):
+        with pytest.raises(InputError) as error:
+            load(name, place, download=False)
+        one_line(error)
+
+
+def test_pipes_are_not_waited_for(tmp_path):
+    for file in ("mnist.npz", "pictures.zip", "test_32x32.mat", "cifar-10-python.tar.gz"):
+        os.mkfifo(tmp_path / file)
+    (tmp_path / "other").mkdir()
+    write_svhn(tmp_path / "other")
+    (tmp_path / "other/train_32x32.mat").rename(tmp_path / "train_32x32.mat")
+    for name in ("mnist", f"folder:{tmp_path / 'pictures.zip'}", "svhn", "cifar10"):
+        for verify in (False, True):
+            with pytest.raises(InputError, match=r"not a regular file|has md5"):
+                load(name, tmp_path, verify=verify)
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch):
+    """A folder in the temporary directory could be filled by another user."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: Path("~"))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert load("digits").num_classes == 10
+    with pytest.raises(InputError, match=r"in no folder; put mnist\.npz into a folder"):
+        load("mnist")
+
+
 # --- describe
 
 
@@ -335,7 +378,7 @@ def test_describe_what_is_not_there_without_raising(tmp_path, name):
     facts = json.loads(json.dumps(describe(name, tmp_path)))
     assert facts["found"] is None
     assert facts["looked_in"] == [str(tmp_path)]
-    assert registry.SOURCES[name].downloads[0].file in facts["looked_for"][0]
+    assert facts["urls"][0].endswith(facts["looked_for"][0].split(" + ")[0])
     assert str(tmp_path) in facts["remedy"]
     assert len(facts["classes"]) == {"cifar100": 100}.get(name, 10)
 

@@ -1,9 +1,8 @@
-"""The files inside a tar (plain, gz, bz2, xz) or zip archive, read in memory, in
-one sequential pass.
+"""Reads the files of a tar (plain, gz, bz2, xz) or zip archive in memory, in one pass, within a
+budget of files and bytes.
 
-Nothing is ever written to disk, so a hostile name cannot reach a file; it is refused all the same,
-like links, devices and members larger than a limit (a decompression bomb): such an archive is not
-what it seems.
+Nothing is written to disk, so that no name can reach a file of the user's. Names that point outside
+the archive, links and devices are refused all the same: such an archive is not what it seems.
 """
 
 from __future__ import annotations
@@ -16,17 +15,69 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from mrboost.errors import InputError
 
 MIB = 2**20
+GIB = 2**30
+MAX_FILES = 2**21  # ImageNet has 1.3 million images
+MAX_READ = 8 * GIB
+MAX_MEMORY = 8 * GIB
+MAX_RATIO = 200  # bytes of memory for each byte read, beyond the first GiB
+MAX_HEADER = 128 * MIB  # of a long name in a tar, of all names in a zip
 _OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
 }
+
+
+@dataclass
+class Budget:
+    """What reading one dataset may cost, and what it has cost so far.
+
+    Args:
+        source: the folder or archive, for messages.
+        largest: bytes of one file, unpacked.
+    """
+
+    source: Path
+    largest: int = 64 * MIB
+    files: int = 0
+    read: int = 0
+    memory: int = 0
+
+    def add_file(self, name: str, size: int = 0) -> None:
+        """Count a file or folder of ``size`` bytes before it is read, wanted or not."""
+        self.files += 1
+        self.read += size
+        if size > self.largest:
+            raise InputError(
+                f"{self.source}: {name!r} unpacks to {size} bytes: refused, no more than "
+                f"{self.largest // MIB} MiB are allowed in a file"
+            )
+        if self.files > MAX_FILES or self.read > MAX_READ:
+            raise InputError(
+                f"{self.source} holds more than {MAX_FILES:,} files or {MAX_READ // GIB} GiB: "
+                "keep only the images, or make them smaller"
+            )
+
+    def add_memory(self, size: int) -> None:
+        """Count memory for pixels before they are decoded."""
+        self.memory += size
+        if self.memory > MAX_MEMORY:
+            raise InputError(
+                f"{self.source}: the images need more than {MAX_MEMORY // GIB} GiB of memory: "
+                "make them smaller"
+            )
+        if self.memory > GIB + MAX_RATIO * self.read:
+            raise InputError(
+                f"{self.source}: the images need more than {MAX_RATIO} times their files' size in "
+                "memory, as decompression bombs do: save them smaller"
+            )
 
 
 class Member(NamedTuple):
@@ -35,42 +86,47 @@ class Member(NamedTuple):
 
 
 def members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], *, limit: int = 64 * MIB
+    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
 ) -> Iterator[Member]:
-    """The folders of an archive and those of its files whose path is `wanted`, in
-    the archive's order.
-
-    Raises InputError for an archive that is truncated or damaged, and for the hazards named above.
-    """
+    """The folders of an archive and those of its files whose path is ``wanted``, in the archive's
+    order. Raises InputError for an archive that is damaged, or hostile as described above."""
+    require_regular(archive)
     with reading(f"{archive} is truncated, damaged or not a tar or zip archive"):
         with archive.open("rb") as file:
             magic = file.read(6)
-        zipped = magic.startswith(b"PK")
-        yield from (
-            _zip_members(archive, wanted, limit)
-            if zipped
-            else _tar_members(archive, magic, wanted, limit)
-        )
+        if magic.startswith(b"PK"):
+            yield from _zip_members(archive, wanted, budget)
+        else:
+            openers = (found for start, found in _OPENERS.items() if magic.startswith(start))
+            yield from _tar_members(archive, next(openers, open), wanted, budget)
 
 
-def read_bounded(file: Path, limit: int) -> bytes:
-    """The content of a file, gunzipped if it is gzipped, refused beyond `limit` bytes."""
+def read_file(file: Path, budget: Budget) -> bytes:
+    """The content of a file, gunzipped if it is gzipped."""
+    require_regular(file)
     with reading(f"{file} is truncated or damaged"):
         with file.open("rb") as raw:
-            opener = gzip.open if raw.read(2) == b"\x1f\x8b" else open
+            opener: Any = gzip.open if raw.read(2) == b"\x1f\x8b" else open
+        budget.add_file(str(file), file.stat().st_size)
         with opener(file, "rb") as stream:
-            data: bytes = stream.read(limit + 1)
-    if len(data) > limit:
+            data: bytes = stream.read(budget.largest + 1)
+    if len(data) > budget.largest:
         raise InputError(
-            f"{file} is larger than the {limit // MIB} MiB allowed: get the official file"
+            f"{file} is larger than the {budget.largest // MIB} MiB allowed: get the official file"
         )
     return data
 
 
+def require_regular(file: Path) -> None:
+    """Refuse pipes and devices, which can be waited for without end."""
+    if file.exists() and not file.is_file():
+        raise InputError(f"{file} is not a regular file: give a plain file or a folder")
+
+
 @contextmanager
 def reading(problem: str, remedy: str = "get it again") -> Iterator[None]:
-    """Within it, any error is a `problem` of the file: the parser of a damaged one can
-    raise nearly anything."""
+    """Turn any error raised inside into an InputError: parsers of damaged files raise nearly
+    anything."""
     try:
         yield
     except InputError:
@@ -81,20 +137,24 @@ def reading(problem: str, remedy: str = "get it again") -> Iterator[None]:
 
 def reason(error: Exception) -> str:
     """What a library's exception says, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _tar_members(
-    archive: Path, magic: bytes, wanted: Callable[[PurePosixPath], bool], limit: int
+    archive: Path,
+    opener: Callable[..., Any],
+    wanted: Callable[[PurePosixPath], bool],
+    budget: Budget,
 ) -> Iterator[Member]:
-    opener = next((opener for start, opener in _OPENERS.items() if magic.startswith(start)), open)
     with opener(archive, "rb") as file:
-        stream: Any = _Bounded(file, archive, limit)
+        stream: Any = _BoundedReads(file, budget)
+        tar: Any
         with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for info in tar:
-                kind = "folder" if info.isdir() else "file" if info.isreg() else "link or device"
-                path = _checked(archive, info.name, kind, info.size, limit)
-                if kind == "folder":
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # it would keep all headers
+                path = _checked_path(archive, info.name, info.isdir() or info.isreg())
+                budget.add_file(info.name, info.size)
+                if info.isdir():
                     yield Member(path, None)
                 elif wanted(path):
                     content = tar.extractfile(info)
@@ -109,52 +169,54 @@ def _tar_members(
 
 
 def _zip_members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], limit: int
+    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
 ) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as bundle:
-        for info in bundle.infolist():
-            link = stat.S_ISLNK(info.external_attr >> 16)
-            kind = "link or device" if link else "folder" if info.is_dir() else "file"
-            path = _checked(archive, info.filename, kind, info.file_size, limit)
-            if kind == "folder":
-                yield Member(path, None)
-            elif wanted(path):
-                yield Member(path, bundle.read(info))
+    with archive.open("rb") as file:
+        stream: Any = _BoundedReads(file, budget)
+        with zipfile.ZipFile(stream) as bundle:
+            for info in bundle.infolist():
+                link = stat.S_ISLNK(info.external_attr >> 16)
+                path = _checked_path(archive, info.filename, not link)
+                budget.add_file(info.filename, info.file_size)
+                if info.is_dir():
+                    yield Member(path, None)
+                elif wanted(path):
+                    # zipfile unpacks the other methods without a limit
+                    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                        raise zipfile.BadZipFile(f"{path} is not stored or deflated")
+                    with bundle.open(info) as content:
+                        yield Member(path, content.read(info.file_size))
 
 
-class _Bounded:
-    """A stream that refuses a single read beyond the limit.
+class _BoundedReads:
+    """A file that refuses a single long read: a header can announce names of many gigabytes, which
+    tarfile and zipfile would read in one go."""
 
-    A tar header can announce a long name of many gigabytes, which tarfile would read in one go
-    before we ever see the member.
-    """
+    def __init__(self, file: IO[bytes], budget: Budget) -> None:
+        self._file = file
+        self._budget = budget
 
-    def __init__(self, file: IO[bytes], archive: Path, limit: int) -> None:
-        self._file, self._archive, self._limit = file, archive, limit
-        self.seek, self.tell = file.seek, file.tell
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
-    def read(self, size: int) -> bytes:
-        if size > self._limit + tarfile.BLOCKSIZE:
+    def read(self, size: int = -1) -> bytes:
+        if size > max(MAX_HEADER, self._budget.largest) + tarfile.BLOCKSIZE:
             raise InputError(
-                f"{self._archive}: a header announces {size} bytes: refused, get the archive again"
+                f"{self._budget.source}: a header announces {size} bytes: refused, get the archive "
+                "again"
             )
         return self._file.read(size)
 
 
-def _checked(archive: Path, name: str, kind: str, size: int, limit: int) -> PurePosixPath:
+def _checked_path(archive: Path, name: str, plain: bool) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(
             f"{archive}: member {name!r} points outside the archive: refused, pack it again"
         )
-    if kind == "link or device":
+    if not plain:
         raise InputError(
             f"{archive}: member {name!r} is a link or a device: refused, pack plain files "
             "(tar --dereference --hard-dereference)"
-        )
-    if size > limit:
-        raise InputError(
-            f"{archive}: member {name!r} unpacks to {size} bytes: refused, no more than "
-            f"{limit // MIB} MiB are allowed"
         )
     return path

@@ -1,13 +1,14 @@
-"""What a dataset is: two splits of tensors, the names of the classes, and the
-defaults of its field.
+"""What a dataset is: two splits of tensors, the names of the classes, and its usual options.
 
-`Split` checks its shapes and types, `Dataset` its values (range, NaN, labels), so that whatever is
-built from them downstream can rely on both.
+``to_split`` takes images and labels in any form. ``Split`` checks their shapes and types, and
+``Dataset`` their values (range, NaN, labels), so that all other code can rely on both.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from mrboost.errors import InputError, unknown_name
 from mrboost.seeds import derive
 
+MAX_CLASSES = 100_000
 MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division by zero
 CHUNK_VALUES = 2**22  # pixels converted to float64 at a time: 32 MiB
 
@@ -63,8 +65,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a user who says nothing gets for a dataset: the threat model and the
-    recipe usual in its field."""
+    """The threat model and the recipe that are usual for a dataset, for options that are not
+    given."""
 
     eps: float
     step_size: float
@@ -109,8 +111,7 @@ class Dataset:
         return channels, height, width
 
     def fingerprint(self) -> str:
-        """A short name for the training images and labels themselves: another order or
-        pixel gives another one."""
+        """A hash of the training images and labels: another order or pixel gives another one."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (self.train.x, self.train.y):
             digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
@@ -144,40 +145,78 @@ def from_tensors(
     y_test: Array,
     *,
     name: str = "tensors",
-    classes: tuple[str, ...] | None = None,
+    classes: Sequence[str] | None = None,
     **defaults: Any,
 ) -> Dataset:
-    """A dataset of your own tensors or arrays: images (N, C, H, W), uint8 or floats in [0,
-    1], and integer labels.
+    """A dataset of your own tensors or arrays.
 
-    `classes` names the labels 0, 1, …; `defaults` changes the fields of `Defaults`,
-    for example `eps=0.1`.
+    Args:
+        x_train: images (N, C, H, W), or grey ones (N, H, W): uint8, or floats in [0, 1].
+        y_train: whole numbers (N,), or one-hot labels (N, K).
+        x_test: as ``x_train``, and ``y_test`` as ``y_train``.
+        name: what messages and run folders call the dataset.
+        classes: names of the labels 0, 1, …; without them their numbers.
+        defaults: fields of ``Defaults`` to change.
+
+    Example:
+        >>> x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 2
+        >>> from_tensors(x, y, x, y, classes=["cat", "dog"], eps=0.1).num_classes
+        2
     """
-    train, test = (_split(*as_tensors(x, y)) for x, y in ((x_train, y_train), (x_test, y_test)))
+    train = to_split(x_train, y_train)
+    test = to_split(x_test, y_test)
     if len(train) == 0:
         raise InputError("there are no training images: give at least one of each class")
     if classes is None:
-        classes = tuple(str(label) for label in range(int(train.y.max()) + 1))
+        largest = int(train.y.max())
+        if largest >= MAX_CLASSES:
+            raise InputError(
+                f"label {largest} makes more than {MAX_CLASSES:,} classes: number the classes "
+                "0, 1, 2, …"
+            )
+        classes = [str(label) for label in range(largest + 1)]
     usual = usual_defaults(train.x.shape[2])
     if unknown := defaults.keys() - asdict(usual).keys():
         raise unknown_name("default", min(unknown), asdict(usual))
     return Dataset(name, train, test, tuple(classes), replace(usual, **defaults))
 
 
-def _split(x: Tensor, y: Tensor) -> Split:
-    if x.ndim == 4 and x.shape[1] == x.shape[2] > 3 and x.shape[3] in (1, 3):
-        raise InputError(
-            f"images have shape {tuple(x.shape)}: put the channels first, (N, C, H, W)"
-        )
-    return Split(x.float() if x.is_floating_point() else x, y)
+def to_split(x: object, y: object, where: object = None) -> Split:
+    """A checked split of images and labels in any of their usual forms.
+
+    Args:
+        x: images (N, C, H, W), or grey ones (N, H, W): a tensor, an array or nested lists.
+        y: labels (N,), (N, 1) or one-hot (N, K).
+        where: the file they come from, for messages.
+    """
+    try:
+        images, labels = as_tensors(x, y)
+        if images.ndim == 3:
+            images = images[:, None]
+        if (
+            images.ndim == 4
+            and images.shape[1] == images.shape[2] > 3
+            and images.shape[3] in (1, 3)
+        ):
+            raise InputError(
+                f"images have shape {tuple(images.shape)}: put the channels first, (N, C, H, W)"
+            )
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        return Split(images.float() if images.is_floating_point() else images, labels)
+    except InputError as error:
+        raise InputError(f"{where}: {error}" if where else str(error)) from None
 
 
 def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Arrays as tensors, one-hot labels as classes, integer labels as int64."""
-    images, y = _tensor(x, "images"), _tensor(y, "labels")
+    """Images and labels as dense tensors: one-hot labels as classes, integer labels as int64."""
+    images = _dense(x, "images")
+    y = _dense(y, "labels")
     if images.ndim < 2 or y.ndim < 1:
         shapes = f"{tuple(images.shape)} and {tuple(y.shape)}"
         raise InputError(f"images must be a batch (N, …) with N labels, got shapes {shapes}")
+    if images.shape[1:].numel() == 0:
+        raise InputError(f"images have shape {tuple(images.shape)}: they have no pixels")
     if not y.is_floating_point():
         y = y.long()
     if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
@@ -187,19 +226,27 @@ def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
     return images, y
 
 
-def _tensor(value: object, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        return torch.from_numpy(np.array(value))
-    except (TypeError, ValueError) as error:  # words, or rows of different lengths
+def _dense(value: object, what: str) -> Tensor:
+    """A plain tensor that shares the memory of ``value`` where it can."""
+    if not isinstance(value, Tensor):
+        try:
+            array = np.require(np.asarray(value), requirements=["C", "W"])
+            value = torch.from_numpy(array)
+        except (TypeError, ValueError) as error:  # words, or rows of different lengths
+            raise InputError(
+                f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"
+            ) from None
+    if value.is_nested or value.layout != torch.strided or value.is_meta or value.is_quantized:
         raise InputError(
-            f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"
-        ) from None
+            f"{what} are a nested, sparse, quantized or meta tensor: give a dense one with values"
+        )
+    if value.is_complex():
+        raise InputError(f"{what} are complex numbers ({value.dtype}): give real ones")
+    return value.detach()
 
 
 def usual_defaults(height: int) -> Defaults:
-    """Those of colour photographs, for images that nobody has told us about."""
+    """The defaults of colour photographs, for datasets of the user's own."""
     return Defaults(8 / 255, 2 / 255, "resnet18", epochs=100, padding=height // 8, flip=True)
 
 
@@ -215,8 +262,8 @@ def _check_values(split: Split, num_classes: int, where: str) -> None:
             f"labels of {num_classes} classes are 0..{num_classes - 1}"
         )
     if split.x.dtype == torch.float32:
-        darkest, brightest = (float(bound) for bound in split.x.aminmax())  # NaN propagates to both
-        if darkest != darkest:
+        darkest, brightest = (float(bound) for bound in split.x.aminmax())
+        if math.isnan(darkest):  # NaN propagates to both
             raise InputError(f"{where}: some pixels are NaN: remove or repair those images")
         if darkest < 0 or brightest > 1:
             raise InputError(
@@ -225,8 +272,7 @@ def _check_values(split: Split, num_classes: int, where: str) -> None:
 
 
 def rank_in_class(y: Tensor) -> Tensor:
-    """For each example, how many earlier examples share its label: [5, 7, 5, 5,
-    7] -> [0, 0, 1, 2, 1]."""
+    """For each example, how many earlier ones share its label: [5, 7, 5, 5] -> [0, 0, 1, 2]."""
     counts = y.bincount()
     order = y.argsort(stable=True)
     first = counts.cumsum(0) - counts
@@ -236,28 +282,27 @@ def rank_in_class(y: Tensor) -> Tensor:
 
 
 def hold_out(train: Split, count: int, seed: int) -> tuple[Split, Split]:
-    """(rest, validation): `count` images drawn from `train`, as `drawn` has it; both
-    parts keep its order."""
+    """(rest, validation): ``count`` images drawn from ``train`` by ``drawn``; both parts keep its
+    order."""
     held = drawn(train, count, seed)
     return train[~held], train[held]
 
 
 def validation_split(train: Split, count: int) -> tuple[Split, Split]:
-    """(rest, validation): the one split of a data set for `count` images, whatever
-    the seed of a training.
+    """(rest, validation): the same ``count`` images for every seed of a training.
 
-    So networks of several seeds can be joined and weighted on images that none of
-    them was trained on.
+    So networks of several seeds can be joined and weighted on images that none of them was trained
+    on.
     """
     return hold_out(train, count, derive(0, "hold out"))
 
 
 def drawn(train: Split, count: int, seed: int) -> Tensor:
-    """Which of the images are among `count` that are drawn, each class in proportion to its size.
+    """A stratified random sample of ``count`` images, as a mask (N,).
 
-    Shares are rounded by largest remainder, so every class is within one image of its exact share;
-    classes of one image keep it, and are left out of the reckoning, while the others have enough.
-    The draw depends on `seed` alone, not on the device nor on the global state.
+    Shares of the classes are rounded by largest remainder, so that each is within one image of its
+    exact share. Classes of one image are not drawn from while the others have enough. The draw
+    depends on ``seed`` alone, not on the device nor on the global random state.
     """
     if not 0 <= count < len(train):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The user's own images: a tree `split/class/image`, as a directory or inside a tar or zip archive.
+"""The user's own images: a tree split/class/image, as a directory or inside a tar or zip archive.
 
     train/cat/1.png   train/dog/a.jpg   …   test/cat/7.png   …
     (in an archive, also below one top folder)
@@ -11,7 +11,8 @@ each class, then the second of each, …), so that the first n images are a bala
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mrboost.data.archives import Member, members, reading
+from mrboost.data.archives import Budget, Member, members, reading, require_regular
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.errors import InputError
 
@@ -28,14 +29,13 @@ TEST_NAMES = ("test", "val", "validation", "valid")
 SPLIT_NAMES = ("train", *TEST_NAMES)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SUFFIXES)})"
-# Only these decoders: others that Pillow knows start programs (EPS) or are seldom
-# used and seldom tested.
+# Only these decoders: others that Pillow knows start programs (EPS) or are seldom used and tested.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 GREY_MODES = ("1", "L", "LA")
 # More than 8 bits: Pillow would clip, not rescale
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 MAX_PIXELS = 4096 * 4096
-MAX_TOTAL = 8 * 2**30  # bytes of all images together: they live in memory
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 Pixels = NDArray[np.uint8]  # (1 or 3, H, W)
 Classes = dict[str, dict[str, Pixels]]  # class -> file -> image
@@ -50,26 +50,11 @@ class Place(NamedTuple):
 
 
 def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
-    """(train, test, classes) of a tree of images; raises InputError for what is
-    not as described above."""
+    """(train, test, classes) of a tree of images; raises InputError for anything but the layout
+    above, and beyond the budget of ``archives.Budget``."""
     if not path.exists():
         raise InputError(f"{path} does not exist: give a folder or an archive; {LAYOUT}")
-    found: dict[PurePosixPath, Classes] = {}
-    total = 0
-    for place, pixels in _decoded(_tree(path) if path.is_dir() else members(path, _is_image), path):
-        files = found.setdefault(place.split, {}).setdefault(place.label, {})
-        if place.file in files:
-            raise InputError(
-                f"{path}: {place.split}/{place.label}/{place.file} is there twice: pack it again"
-            )
-        if pixels is not None:
-            files[place.file] = pixels
-            total += pixels.nbytes
-            if total > MAX_TOTAL:
-                raise InputError(
-                    f"{path}: the images need more than {MAX_TOTAL >> 30} GiB of memory: make "
-                    "them smaller"
-                )
+    found = _images(path)
     names = {split.name: split for split in found}
     test_name = next((name for name in TEST_NAMES if name in names), None)
     if "train" not in names or test_name is None or len({split.parent for split in found}) > 1:
@@ -82,7 +67,27 @@ def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
     return train, test, classes
 
 
-def _tree(root: Path) -> Iterator[Member]:
+def _images(path: Path) -> dict[PurePosixPath, Classes]:
+    """The decoded images of each split. No threads: small images take most of their time in
+    Python, and two threads took longer."""
+    budget = Budget(path)
+    source = _tree(path, budget) if path.is_dir() else members(path, _is_image, budget)
+    found: dict[PurePosixPath, Classes] = {}
+    for member in tqdm(
+        source, desc=f"reading {path.name}", unit=" images", disable=None, delay=2, leave=False
+    ):
+        place = _place(member, path)
+        if place is None:
+            continue
+        files = found.setdefault(place.split, {}).setdefault(place.label, {})
+        if place.file in files:
+            raise InputError(f"{path}: {member.path} is there twice: pack it again")
+        if member.data is not None:
+            files[place.file] = _decode(member.data, f"{path}: {member.path}", budget)
+    return found
+
+
+def _tree(root: Path, budget: Budget) -> Iterator[Member]:
     """The class folders and the images of a directory, two levels below each split."""
     test_name = next((name for name in TEST_NAMES if (root / name).is_dir()), "test")
     for split in ("train", test_name):
@@ -93,12 +98,13 @@ def _tree(root: Path) -> Iterator[Member]:
             elif _is_image(relative):
                 yield Member(relative, b"")  # out of place, which `_place` reports
             for file in _visible(label):
-                if file.is_dir() and any(
-                    _is_image(PurePosixPath(inner)) for inner in file.iterdir()
-                ):
+                inner = relative / file.name
+                if any(_is_image(inner / deep.name) for deep in _visible(file)):
                     raise InputError(f"{file} holds images one level too deep: {LAYOUT}")
-                if file.is_file() and _is_image(relative / file.name):
-                    yield Member(relative / file.name, file.read_bytes())
+                if _is_image(inner) and not file.is_dir():
+                    require_regular(file)
+                    budget.add_file(str(inner), file.stat().st_size)
+                    yield Member(inner, file.read_bytes())
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -117,27 +123,17 @@ def _place(member: Member, path: Path) -> Place | None:
     """Where a member stands in the layout; None for what is no part of it."""
     parts = member.path.parts if member.data is not None else (*member.path.parts, "")
     if len(parts) >= 3 and parts[-3] in SPLIT_NAMES and not parts[-2].startswith("."):
+        if UNPRINTABLE.search(parts[-2]):
+            raise InputError(
+                f"{path}: the class {parts[-2]!r} has control characters or is no UTF-8: rename it"
+            )
         return Place(PurePosixPath(*parts[:-2]), *parts[-2:])
     if member.data is not None and any(name in parts for name in SPLIT_NAMES):
         raise InputError(f"{path}: {member.path} is not at split/class/image; {LAYOUT}")
     return None
 
 
-def _decoded(source: Iterable[Member], path: Path) -> Iterator[tuple[Place, Pixels | None]]:
-    """Each image as it comes. No threads: at 32x32 Pillow spends its time in Python,
-    and two took longer."""
-    for member in tqdm(
-        source, desc=f"reading {path.name}", unit=" images", disable=None, delay=2, leave=False
-    ):
-        place = _place(member, path)
-        if place is not None:
-            yield (
-                place,
-                None if member.data is None else _decode(member.data, f"{path}: {member.path}"),
-            )
-
-
-def _decode(content: bytes, where: str) -> Pixels:
+def _decode(content: bytes, where: str, budget: Budget) -> Pixels:
     """(1 or 3, H, W): one channel for a grey image, red, green and blue for all others."""
     from PIL import Image
 
@@ -153,7 +149,10 @@ def _decode(content: bytes, where: str) -> Pixels:
             raise InputError(
                 f"{where} has more than 8 bits per channel ({image.mode}): save it with 8"
             )
-        if image.mode in GREY_MODES:
+        channels = 1 if image.mode in GREY_MODES else 3
+        # Here, and in the tensor that they are copied to
+        budget.add_memory(2 * channels * image.width * image.height)
+        if channels == 1:
             return np.asarray(image.convert("L"))[None]
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 

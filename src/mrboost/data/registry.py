@@ -1,26 +1,14 @@
-"""The named datasets, as values: what each is, the sets of files it may come in, and
-how to read each set.
-
-Adding a dataset is adding an entry to `SOURCES`.
-"""
+"""The named datasets, as values. Adding a dataset is adding an entry to ``SOURCES``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from mrboost.data import formats
 from mrboost.data.cifar import cifar
-from mrboost.data.dataset import Defaults, Split, rank_in_class
-
-
-@dataclass(frozen=True)
-class Download:
-    file: str
-    url: str
-    checksum: str  # "md5:…" or "sha256:…"
-    variants: bool = False  # legitimate files with another checksum exist
+from mrboost.data.dataset import Defaults, Split, rank_in_class, to_split
 
 
 @dataclass(frozen=True)
@@ -33,7 +21,12 @@ class Source:
     defaults: Defaults
     # File names -> reader of their paths
     readers: dict[tuple[str, ...], Callable[..., tuple[Split, Split]]]
-    downloads: tuple[Download, ...] = ()
+    # Where official files are downloaded from
+    urls: tuple[str, ...] = ()
+    # Of the official files, and of those in an unpacked archive, by path
+    checksums: dict[str, str] = field(default_factory=dict)
+    # Whether legitimate files with other checksums exist
+    has_variants: bool = False
 
 
 def _digits() -> tuple[Split, Split]:
@@ -41,7 +34,7 @@ def _digits() -> tuple[Split, Split]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    whole = formats.to_split(digits.images / 16.0, digits.target, "digits")
+    whole = to_split(digits.images / 16.0, digits.target, "digits")
     test = rank_in_class(whole.y) % 5 == 4
     return whole[~test], whole[test]
 
@@ -60,7 +53,6 @@ _CIFAR100 = """
 _COLOUR = Defaults(8 / 255, 2 / 255, "resnet18", epochs=100, padding=4, flip=True)
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _STANFORD = "http://ufldl.stanford.edu/housenumbers"
-_KERAS = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
 _IDX = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -87,14 +79,9 @@ SOURCES: dict[str, Source] = {
         (60000, 10000),
         Defaults(0.3, 0.05, "cnn-mnist", 20, padding=0, flip=False),
         {("mnist.npz",): formats.mnist_npz, _IDX: formats.mnist_idx, _IDX_GZ: formats.mnist_idx},
-        (
-            Download(
-                "mnist.npz",
-                f"{_KERAS}/mnist.npz",
-                "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
-                variants=True,
-            ),
-        ),
+        ("https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",),
+        {"mnist.npz": "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
+        has_variants=True,
     ),
     "cifar10": Source(
         (3, 32, 32),
@@ -102,13 +89,16 @@ SOURCES: dict[str, Source] = {
         (50000, 10000),
         _COLOUR,
         {("cifar-10-python.tar.gz",): _read_cifar10, ("cifar-10-batches-py",): _read_cifar10},
-        (
-            Download(
-                "cifar-10-python.tar.gz",
-                f"{_TORONTO}/cifar-10-python.tar.gz",
-                "md5:c58f30108f718f92721af3b95e74349a",
-            ),
-        ),
+        (f"{_TORONTO}/cifar-10-python.tar.gz",),
+        {
+            "cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a",
+            "cifar-10-batches-py/data_batch_1": "md5:c99cafc152244af753f735de768cd75f",
+            "cifar-10-batches-py/data_batch_2": "md5:d4bba439e000b95fd0a9bffe97cbabec",
+            "cifar-10-batches-py/data_batch_3": "md5:54ebc095f3ab1f0389bbae665268c751",
+            "cifar-10-batches-py/data_batch_4": "md5:634d18415352ddfa80567beed471001a",
+            "cifar-10-batches-py/data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+            "cifar-10-batches-py/test_batch": "md5:40351d587109b95175f43aff81a1287e",
+        },
     ),
     "cifar100": Source(
         (3, 32, 32),
@@ -116,13 +106,12 @@ SOURCES: dict[str, Source] = {
         (50000, 10000),
         _COLOUR,
         {("cifar-100-python.tar.gz",): _read_cifar100, ("cifar-100-python",): _read_cifar100},
-        (
-            Download(
-                "cifar-100-python.tar.gz",
-                f"{_TORONTO}/cifar-100-python.tar.gz",
-                "md5:eb9058c3a382ffc7106e4002c42a8d85",
-            ),
-        ),
+        (f"{_TORONTO}/cifar-100-python.tar.gz",),
+        {
+            "cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-python/train": "md5:16019d7e3df5f24257cddd939b257f8d",
+            "cifar-100-python/test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
     ),
     "svhn": Source(
         # No flip: a mirrored digit is another sign. The smaller step is the usual one for SVHN.
@@ -131,17 +120,10 @@ SOURCES: dict[str, Source] = {
         (73257, 26032),
         Defaults(8 / 255, 1 / 255, "resnet18", 100, padding=4, flip=False),
         {("train_32x32.mat", "test_32x32.mat"): formats.svhn},
-        (
-            Download(
-                "train_32x32.mat",
-                f"{_STANFORD}/train_32x32.mat",
-                "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
-            ),
-            Download(
-                "test_32x32.mat",
-                f"{_STANFORD}/test_32x32.mat",
-                "md5:eb5a983be6a315427106f1b164d9cef3",
-            ),
-        ),
+        (f"{_STANFORD}/train_32x32.mat", f"{_STANFORD}/test_32x32.mat"),
+        {
+            "train_32x32.mat": "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
+            "test_32x32.mat": "md5:eb5a983be6a315427106f1b164d9cef3",
+        },
     ),
 }

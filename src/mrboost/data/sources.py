@@ -1,13 +1,13 @@
-"""From the name of a dataset to the dataset: find its files, or fetch them, verify and read them.
+"""From the name of a dataset to the dataset: find or download its files, verify and read them.
 
-Files are looked for in `data_dir` alone if it is given, otherwise in $MRBOOST_DATA and then in the
-user's cache ($XDG_CACHE_HOME or ~/.cache, /mrboost); in each, directly or in a subfolder of the
-dataset's name. What is not found is downloaded into the first of these places.
+Files are looked for in ``data_dir`` alone if it is given, otherwise in $MRBOOST_DATA and then in
+the user's cache ($XDG_CACHE_HOME or ~/.cache, /mrboost); in each, directly or in a subfolder of the
+dataset's name. What is not found is downloaded into the first of these folders.
 
-Checksums. A download is always verified. An official archive found on disk is verified too, since
-the usual reason for a difference is an interrupted download; `load(..., verify=False)` skips that.
-Not verified are unpacked folders, which have no checksum, and files of which legitimate variants
-exist (mnist.npz, the IDX files): their content is checked like everything else.
+A download is always verified by its checksum. Official archives, and CIFAR's unpacked batches, that
+are found on disk are verified too, since the usual reason for a difference is an interrupted
+download; ``load(..., verify=False)`` skips that. Not verified are files of which legitimate
+variants exist (mnist.npz, the IDX files): their content is checked like everything else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,8 @@ FOLDER = "folder:"
 
 
 class Found(NamedTuple):
+    """The files of a dataset on disk."""
+
     paths: tuple[Path, ...]
     read: Callable[..., tuple[Split, Split]]
 
@@ -44,8 +46,7 @@ def names() -> tuple[str, ...]:
 
 
 def defaults(name: str, height: int) -> Defaults:
-    """What a user who says nothing gets for a dataset with images of this
-    height, on disk or not."""
+    """The usual threat model and recipe of a dataset with images of this height, on disk or not."""
     return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
@@ -55,32 +56,42 @@ def train_images(name: str) -> int | None:
 
 
 def whole_name(name: str) -> str:
-    """The name that a dataset has once it is loaded: with a folder's whole path."""
+    """The name that a dataset has once it is loaded: that of a folder has its absolute path."""
     return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name
 
 
 def load(
     name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True
 ) -> Dataset:
-    """The dataset called `name` (see `names()`), or the images of `folder:PATH`.
+    """A dataset by its name.
 
-    data_dir: where to look for its files and to put a download; see the top of this
-    file for the default.
-    download: fetch what is not there. verify: compare an official archive on
-    disk with its checksum.
+    Args:
+        name: one of ``names()``, or ``folder:PATH`` for a tree of images, packed or not.
+        data_dir: where to look for its files, and to put a download; by default $MRBOOST_DATA and
+            the user's cache.
+        download: fetch what is not there.
+        verify: compare official files on disk with their checksums.
+
+    Returns:
+        Training and test images, the classes' names, and the usual options for them.
+
+    Example:
+        >>> load("digits").shape
+        (1, 8, 8)
     """
-    if name.startswith(FOLDER):
-        train, test, classes = read_folder(_folder_path(name))
-        return Dataset(whole_name(name), train, test, classes, usual_defaults(train.x.shape[2]))
-    source = _source(name)
-    found = _find(name, source, data_dir)
-    if found is None:
-        _fetch(name, source, data_dir, download)
+    with _file_errors(name):
+        if name.startswith(FOLDER):
+            train, test, classes = read_folder(_folder_path(name))
+            return Dataset(whole_name(name), train, test, classes, usual_defaults(train.x.shape[2]))
+        source = _source(name)
         found = _find(name, source, data_dir)
-        assert found is not None
-    elif verify:
-        _verify(source, found.paths)
-    train, test = found.read(*found.paths)
+        if found is None:
+            _download(name, source, data_dir, download)
+            found = _find(name, source, data_dir)
+            assert found is not None
+        elif verify and not source.has_variants:
+            _verify(source, found.paths)
+        train, test = found.read(*found.paths)
     dataset = Dataset(name, train, test, source.classes, source.defaults)
     if dataset.shape != source.shape:
         raise InputError(
@@ -98,22 +109,24 @@ def load(
 def describe(
     name: str, data_dir: str | Path | None = None, *, verify: bool = True
 ) -> dict[str, Any]:
-    """Facts about a dataset, ready for JSON. What is not on disk is not downloaded:
-    "found" is None then."""
+    """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is
+    None then, and "remedy" says what to do. Arguments as in ``load``."""
     if name.startswith(FOLDER):
         path = _folder_path(name)
-        if not path.exists():
-            return {"name": name, "found": None, "looked_for": [str(path)], "remedy": LAYOUT}
+        with _file_errors(name):
+            if not path.exists():
+                return {"name": name, "found": None, "looked_for": [str(path)], "remedy": LAYOUT}
         where = str(path)
     else:
         source = _source(name)
-        found = _find(name, source, data_dir)
+        with _file_errors(name):
+            found = _find(name, source, data_dir)
         if found is None:
             return _facts(name, source, *source.sizes) | {
                 "found": None,
                 "looked_for": [" + ".join(group) for group in source.readers],
                 "looked_in": [str(root) for root in _roots(data_dir)],
-                "urls": [item.url for item in source.downloads],
+                "urls": list(source.urls),
                 "remedy": _remedy(source, data_dir),
             }
         where = str(found)
@@ -141,25 +154,49 @@ def _folder_path(name: str) -> Path:
     path = name.removeprefix(FOLDER)
     if not path:
         raise InputError(f"{FOLDER} needs a path, as in {FOLDER}pictures.zip; {LAYOUT}")
-    return Path(path).expanduser()
+    return _user_path(path)
+
+
+def _user_path(path: str | Path) -> Path:
+    """A path as the user wrote it, with ~ for a home."""
+    try:
+        str(path).encode()
+        return Path(path).expanduser()
+    except UnicodeEncodeError:
+        raise InputError(f"the path {str(path)!r} is not UTF-8: rename the folder") from None
+    except RuntimeError:
+        raise InputError(f"no home folder for {str(path)!r}: write the whole path") from None
+
+
+@contextmanager
+def _file_errors(name: str) -> Iterator[None]:
+    """Turn an operating system's error (no permission, too long a name) into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        at = f" {error.filename}" if error.filename else ""
+        raise InputError(
+            f"{name}: cannot read{at} ({reason(error)}): check the path and its permissions"
+        ) from error
 
 
 def _roots(data_dir: str | Path | None) -> list[Path]:
+    """The folders to look in."""
     if data_dir is not None:
-        return [Path(data_dir).expanduser()]
+        return [_user_path(data_dir)]
     named = os.environ.get("MRBOOST_DATA")
-    return [Path(named).expanduser(), _cache()] if named else [_cache()]
-
-
-def _cache() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mrboost"
+        caches = [Path(cache).expanduser() / "mrboost"]
     except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / "mrboost"
+        caches = []
+    return [_user_path(named), *caches] if named else caches
 
 
 def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | None:
     """The first complete set of files."""
+    if () in source.readers:  # it needs none
+        return Found((), source.readers[()])
     for root in _roots(data_dir):
         for folder in (root, root / name):
             for group, read in source.readers.items():
@@ -170,34 +207,43 @@ def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | Non
 
 
 def _verify(source: Source, found: tuple[Path, ...]) -> None:
-    expected = {item.file: item.checksum for item in source.downloads if not item.variants}
-    for path in found:
-        if path.name in expected:
-            algorithm, _, official = expected[path.name].partition(":")
-            with path.open("rb") as file:
-                actual = hashlib.file_digest(file, algorithm).hexdigest()
-            if actual != official:
-                raise InputError(
-                    f"{path} has {algorithm} {actual} but the official file has {official}: it is "
-                    "truncated or altered; delete it to download it again, or say --no-verify "
-                    "(verify=False) if you trust it"
-                )
+    """Compare the official files, or those in an unpacked folder, with their checksums."""
+    official = [
+        (path.parent / relative, checksum)
+        for path in found
+        for relative, checksum in source.checksums.items()
+        if relative.split("/")[0] == path.name
+    ]
+    for path, checksum in official:
+        if not path.is_file():
+            raise InputError(f"{path} is missing or not a regular file: get the official archive")
+        algorithm, _, expected = checksum.partition(":")
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, algorithm).hexdigest()
+        if actual != expected:
+            raise InputError(
+                f"{path} has {algorithm} {actual} but the official file has {expected}: it is "
+                "truncated or altered; delete it to download it again, or say --no-verify "
+                "(verify=False) if you trust it"
+            )
 
 
-def _fetch(name: str, source: Source, data_dir: str | Path | None, download: bool) -> None:
+def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> None:
     roots = _roots(data_dir)
     wanted = " or ".join(" + ".join(group) for group in source.readers)
-    missing = f"{name} not found: looked for {wanted} in {', '.join(map(str, roots))}"
-    if not download:
+    places = ", ".join(map(str, roots)) or "no folder"
+    missing = f"{name} not found: looked for {wanted} in {places}"
+    if not allowed or not roots:
         raise InputError(f"{missing}; {_remedy(source, data_dir)}")
     try:
         import pooch
 
-        for item in source.downloads:
+        for url in source.urls:
+            file = _file_name(url)
             pooch.retrieve(
-                item.url,
-                item.checksum,
-                fname=item.file,
+                url,
+                source.checksums[file],
+                fname=file,
                 path=roots[0] / name,
                 progressbar=sys.stderr.isatty(),
             )
@@ -209,6 +255,11 @@ def _fetch(name: str, source: Source, data_dir: str | Path | None, download: boo
 
 
 def _remedy(source: Source, data_dir: str | Path | None) -> str:
-    files = " and ".join(item.file for item in source.downloads)
-    place = f"put {files} into {_roots(data_dir)[0]}"
+    files = " and ".join(map(_file_name, source.urls))
+    roots = _roots(data_dir)
+    place = f"put {files} into {roots[0] if roots else 'a folder'}"
     return f"{place}, or set MRBOOST_DATA to their folder" if data_dir is None else place
+
+
+def _file_name(url: str) -> str:
+    return url.rpartition("/")[2]
