@@ -12,8 +12,11 @@ from sklearn.datasets import load_digits
 from mrboost.tabular import MRBoostClassifier
 from mrboost.tabular.cells import Cells
 from mrboost.tabular.cover import TreeCover
+from mrboost.tabular.fitting import default_rounds
 from mrboost.tabular.growing import grow_forest
-from mrboost.tabular.search import Leaves, find_nonpositive, to_veritas
+from mrboost.tabular.search import Leaves, find_nonpositive
+from mrboost.tabular.table import Table
+from veritas_check import least_score
 
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 
@@ -92,25 +95,14 @@ def test_each_tree_sees_two_classes():
         + np.array([[0, 0], [0, 1], [9, 0]])[y]
     )
     eps = np.full(2, 0.1)
-    trees = grow_forest(
-        Cells.of(X, eps),
-        X,
-        y,
-        np.full(90, 1 / 90),
-        eps,
-        3,
-        seed=0,
-        numbers=np.arange(3),
-        depth=1,
-        points=90,
-    )
+    table = Table(X, y, np.full(90, 1 / 90), eps, classes=3, points=90)
+    trees = grow_forest(Cells.of(X, eps), table, seed=0, numbers=np.arange(3), depth=1)
     assert sorted(int(tree.feature[0]) for tree in trees) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("classes", "trees"), [(2, 100), (4, 240), (10, 1800), (20, 426)])
 def test_usual_number_of_trees_grows_with_the_pairs_up_to_a_bound(classes, trees):
-    assert MRBoostClassifier(base="tree")._options(classes).rounds == trees
-    assert MRBoostClassifier(base="tree", n_rounds=7)._options(classes).rounds == 7
+    assert default_rounds("tree", "smooth", classes) == trees
 
 
 def test_double_oracle_raises_the_value():
@@ -156,5 +148,5 @@ def test_search_against_veritas():
     assert 0 < found.robust.mean() < 1
     codes = np.searchsorted(fitted.classes_, y[1::2])
     for x, label, robust in list(zip(X[1::2], codes, found.robust, strict=True))[:60]:
-        least = to_veritas(fitted.model_, int(label), 1 - int(label)).least(x, fitted.eps_)
+        least = least_score(fitted.model_, int(label), 1 - int(label), x, fitted.eps_)
         assert (least > 0) == robust

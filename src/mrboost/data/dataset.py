@@ -230,8 +230,9 @@ def _dense(value: object, what: str) -> Tensor:
     """A plain tensor that shares the memory of ``value`` where it can."""
     if not isinstance(value, Tensor):
         try:
-            array = np.require(np.asarray(value), requirements=["C", "W"])
-            value = torch.from_numpy(array)
+            array = np.asarray(value)
+            native = array.astype(array.dtype.newbyteorder("="), copy=False)
+            value = torch.from_numpy(np.require(native, requirements=["C", "W"]))
         except (TypeError, ValueError) as error:  # words, or rows of different lengths
             raise InputError(
                 f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"

@@ -1,34 +1,40 @@
-"""The estimator: scikit-learn's conventions around the solvers."""
+"""``MRBoostClassifier``, the scikit-learn estimator: checks its inputs, fits, predicts, certifies.
+
+It maximises the minimum robust margin of the paper's equation (2),
+
+    min over rows (x, y), false labels y' and |δ| <= eps of  score_y(x + δ) - score_y'(x + δ),
+
+by Algorithm 1 ("hedge"), by linear programming ("lp"), or through a smooth loss ("smooth").
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from numbers import Real
-from typing import Any, Self
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from tqdm import tqdm
 
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError
 
 from .cells import Floats, Ints
 from .certificate import Certificate, certify, predicted
-from .fitting import FOLDS, NUS, STEPS, Fitted, Options, Table, fit_table
+from .fitting import Fitted, Options, default_rounds, fit_table
 from .matching import attainable_accuracy
-from .models import Model, Pairs
+from .models import Model
+from .table import Table
 
-MATCHED = 3000  # points up to which fit counts conflicts
-# Trees times pairs of classes that the usual number of trees comes to at most:
-# ten classes, 40 a pair
-SCORES = 81_000
+MAX_MATCHED = 3000  # points up to which fit counts the conflicts between classes
 
 
 class RobustnessWarning(UserWarning):
@@ -38,34 +44,38 @@ class RobustnessWarning(UserWarning):
 class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Margin boosting on a table, with robustness that is proved.
 
-    Every entry may be off by up to ``eps``, in all columns at once, and the
-    prediction shall stay right.
+    Every entry may be off by up to ``eps``, in all columns at once; the classifier is fitted so
+    that its predictions stay right.
 
     Parameters
     ----------
-    eps : float, or one per column: a sequence, or a mapping or pandas Series from the columns'
-        names In the units of the columns. 0 in a column: it cannot be moved. ``column_eps(X,
-        0.05)`` gives 5 % of each range.
-    base : "stump" or "tree" Stumps are certified exactly; trees can tell more apart, and are
-        certified by a bound and a search.
+    eps : float, or one per column: a sequence, or a mapping or pandas Series by column name
+        In the units of the columns; 0 for a column that cannot change. ``column_eps(X, 0.05)`` is
+        5 % of each column's range.
+    base : {"stump", "tree"}
+        Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a
+        search.
     max_depth : int
         Of trees.
-    n_rounds : int, optional Trees (100, with "smooth" 40 for each pair of classes if that is more,
-        fewer beyond ten classes), rounds of "hedge" (1000), or iterations of "smooth" on stumps
-        (300).
-    solver : "auto", "smooth", "lp" or "hedge" "smooth" minimises the logistic loss of the worst
-        case, "lp" solves the game, "hedge" plays Algorithm 1 (stumps only). "auto" is "smooth",
-        which generalises best.
-    nu : "auto" or float in [0, 1] For "lp" and "hedge": the fraction of the points whose mean
-        margin counts; 0 is the hard game, whose worst point is all that counts. "auto" chooses by
-        cross-validation inside the training set.
+    n_rounds : int, optional
+        Number of trees (default 100, with "smooth" 40 for each pair of classes if that is more,
+        fewer beyond ten classes), of rounds of "hedge" (1000), or of iterations of "smooth" on
+        stumps (300).
+    solver : {"auto", "smooth", "lp", "hedge"}
+        "smooth" minimises the logistic loss of the worst case; "lp" solves the game exactly;
+        "hedge" plays Algorithm 1 (stumps only). "auto" is "smooth", which generalises best.
+    nu : "auto" or float in [0, 1]
+        For "lp" and "hedge": the mean margin of this fraction of the points, the worst ones, is
+        maximised; 0 is the margin of the single worst point. "auto" chooses by cross-validation
+        on the training set.
     alpha : float
-        Shrinkage of "smooth".
+        Strength of the L2 penalty of "smooth".
     max_thresholds : int
         Per column.
     random_state : int, RandomState or None
+        For growing trees and for the folds of cross-validation.
     verbose : int
-        1 shows progress, of the fit and of certificates.
+        1 shows progress bars.
 
     Attributes
     ----------
@@ -73,7 +83,30 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Of the training set.
     nu_ : float or None
         The nu that was used.
+    classes_ : array of the class labels
+    eps_ : array (n_features,)
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = MRBoostClassifier(eps=0.1).fit(X, y)
+    >>> bool(model.robust_score(X, y) > 0.9)
+    True
     """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "eps": "no_validation",  # see _radius
+        "base": [StrOptions({"stump", "tree"})],
+        "max_depth": [Interval(Integral, 1, None, closed="left")],
+        "n_rounds": [Interval(Integral, 1, None, closed="left"), None],
+        "solver": [StrOptions({"auto", "smooth", "lp", "hedge"})],
+        "nu": [StrOptions({"auto"}), Interval(Real, 0, 1, closed="both")],
+        "alpha": [Interval(Real, 0, None, closed="neither")],
+        "max_thresholds": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+        "verbose": ["verbose"],
+    }
 
     def __init__(
         self,
@@ -115,11 +148,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = self._options(len(self.classes_))
         self.eps_ = self._radius(self.eps)
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
-        more = FOLDS * (1 + len(NUS)) if options.solver != "smooth" and options.nu is None else 0
-        more += STEPS if options.solver == "smooth" and options.base == "tree" else 0
-        with tqdm(
-            total=options.rounds + more, desc="fit", disable=None if self.verbose else True
-        ) as bar:
+        with tqdm(total=options.steps, desc="fit", disable=None if self.verbose else True) as bar:
             fitted = fit_table(table, options, bar.update)
         self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
         self.certificate_ = self._training_certificate(X, codes, fitted)
@@ -190,46 +219,21 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Inputs
 
     def _options(self, classes: int) -> Options:
-        for name, known in (
-            ("base", ("stump", "tree")),
-            ("solver", ("auto", "smooth", "lp", "hedge")),
-        ):
-            if getattr(self, name) not in known:
-                raise unknown_name(name, str(getattr(self, name)), known)
+        """The parameters, checked, with defaults filled in."""
+        self._validate_params()
         if self.base == "tree" and self.solver == "hedge":
             raise InputError(
                 "solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees"
             )
-        nu: Any = self.nu
-        alpha: Any = self.alpha
-        if not (isinstance(nu, str) and nu == "auto") and not (
-            isinstance(nu, Real) and 0 <= float(nu) <= 1
-        ):
-            raise InputError(
-                f"nu is {self.nu!r}: use 'auto' or a number from 0 (the hard game) to 1"
-            )
-        for name in (
-            "max_depth",
-            "max_thresholds",
-            *(["n_rounds"] if self.n_rounds is not None else []),
-        ):
-            if not (isinstance(value := getattr(self, name), int | np.integer) and value >= 1):
-                raise InputError(f"{name} is {value!r}: use a whole number of at least 1")
-        if not (isinstance(alpha, Real) and 0 < float(alpha) < np.inf):
-            raise InputError(f"alpha is {self.alpha!r}: use a positive number, 5e-3 is usual")
         solver = "smooth" if self.solver == "auto" else self.solver
-        stumps = {"smooth": 300, "hedge": 1000, "lp": 1}
-        pairs = Pairs(classes).count
-        trees = {"smooth": max(100, min(40 * pairs, SCORES // pairs)), "lp": 100}
-        usual = (stumps if self.base == "stump" else trees)[solver]
         return Options(
             base=self.base,
             solver=solver,
             depth=int(self.max_depth),
-            rounds=int(self.n_rounds or usual),
+            rounds=int(self.n_rounds or default_rounds(self.base, solver, classes)),
             nu=None if solver == "smooth" or isinstance(self.nu, str) else float(self.nu),
             alpha=float(self.alpha),
-            most=int(self.max_thresholds),
+            max_thresholds=int(self.max_thresholds),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
 
@@ -304,7 +308,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[codes])
 
     def _training_certificate(self, X: Floats, codes: Ints, fitted: Fitted) -> Certificate:
-        attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MATCHED else None
+        attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MAX_MATCHED else None
         found = certify(fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0)
         said = []
         if fitted.is_tie:

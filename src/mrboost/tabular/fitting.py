@@ -1,10 +1,11 @@
-"""From a table to an ensemble: the pieces put together, and the choice of nu."""
+"""From a table to an ensemble: thresholds, then trees if asked for, then scores by one of the
+solvers; and the choice of nu by cross-validation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from operator import methodcaller
 
 import numpy as np
@@ -17,62 +18,49 @@ from .cover import Cover, StumpCover, TreeCover
 from .growing import grow_forest
 from .hedge import Stump
 from .models import Model, Pairs, StumpModel, Tree, TreeModel
+from .table import Table
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 FOLDS = 3
-STEPS = 100  # of "smooth" on trees
+TREE_ITERATIONS = 100  # of "smooth" on trees
+MAX_SCORES = 81_000  # trees times pairs of classes by default: ten classes, 40 trees a pair
 
 
 @dataclass(frozen=True)
 class Options:
+    """The estimator's parameters, with those that were left open decided."""
+
     base: str
     solver: str
     depth: int
     rounds: int
-    nu: float | None  # to be chosen, or with "smooth" there is none
+    nu: float | None
+    """None: to be chosen by cross-validation; "smooth" needs none."""
     alpha: float
-    most: int
+    max_thresholds: int
     seed: int
 
+    @property
+    def chooses_nu(self) -> bool:
+        return self.solver != "smooth" and self.nu is None
 
-@dataclass(frozen=True)
-class Table:
-    """Distinct rows with their joint weights, which sum to one: a row twice is the same
-    as a row of weight 2."""
+    @property
+    def steps(self) -> int:
+        """How often a fit calls ``tick``, at most."""
+        steps = self.rounds
+        if self.chooses_nu:
+            steps += FOLDS * (1 + len(NUS))
+        if self.solver == "smooth" and self.base == "tree":
+            steps += TREE_ITERATIONS
+        return steps
 
-    X: Floats
-    y: Ints
-    weight: Floats
-    eps: Floats
-    classes: int
-    points: float
-    """How many rows of the given table these stand for."""
 
-    @cached_property
-    def pairs(self) -> Pairs:
-        return Pairs(self.classes)
-
-    @staticmethod
-    def merged(X: Floats, y: Ints, weight: Floats, eps: Floats, classes: int) -> Table:
-        kept = weight > 0
-        rows, place = np.unique(np.column_stack([y, X])[kept], axis=0, return_inverse=True)
-        total = np.bincount(place.ravel(), weight[kept])
-        points = max(float(len(rows)), float(total.sum()))
-        return Table(
-            np.ascontiguousarray(rows[:, 1:]),
-            rows[:, 0].astype(np.intp),
-            total / total.sum(),
-            eps,
-            classes,
-            points,
-        )
-
-    def part(self, rows: Ints) -> Table:
-        share = self.weight[rows]
-        points = max(float(len(rows)), self.points * float(share.sum()))
-        return replace(
-            self, X=self.X[rows], y=self.y[rows], weight=share / share.sum(), points=points
-        )
+def default_rounds(base: str, solver: str, classes: int) -> int:
+    """Trees to grow, or on stumps rounds of "hedge" or iterations of "smooth"."""
+    if base == "stump":
+        return {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
+    pairs = Pairs(classes).count
+    return max(100, min(40 * pairs, MAX_SCORES // pairs)) if solver == "smooth" else 100
 
 
 @dataclass(frozen=True)
@@ -90,40 +78,37 @@ class Fitted:
 
 
 def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
-    if options.solver != "smooth" and options.nu is None:
+    """Fit an ensemble to a table; ``tick`` is called after each step, for a progress bar."""
+    if options.chooses_nu:
         chosen = choose_nu(table, options, tick)
         for nu in (chosen, *(larger for larger in NUS if larger > chosen)):
             fitted = fit_table(table, replace(options, nu=nu), tick)
             if not fitted.is_tie:  # on all rows it can be one though it was none on parts of them
                 break
         return fitted
-    cells = Cells.of(table.X, table.eps, options.most)
+    cells = Cells.of(table.X, table.eps, options.max_thresholds)
     if options.base == "stump":
         return _fit_stumps(table, options, StumpCover.of(cells, table.X, table.eps), tick)
     return _fit_trees(table, options, cells, tick)
 
 
 def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
-    """All trees at once for "smooth". For "lp" the double oracle: each batch is grown against the
-    adversary of the game on the trees so far (half of the weight; the other half stays, so that
-    trees keep seeing everything)."""
+    """All trees at once for "smooth". For "lp" a double oracle (McMahan, Gordon and Blum 2003):
+    each batch is grown against the adversary of the game of the trees so far. It has half of the
+    points' weight; the other half stays as the table has it, so that trees see all points."""
     batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
-    pairs, weight = table.pairs, table.weight
+    pairs = table.pairs
+    weight = table.weight
     for batch in batches:
         if not len(batch):
             continue
         trees += grow_forest(
             cells,
-            table.X,
-            table.y,
-            weight,
-            table.eps,
-            table.classes,
+            replace(table, weight=weight),
             seed=options.seed,
             numbers=batch,
             depth=options.depth,
-            points=table.points,
             tick=tick,
         )
         cover = TreeCover.of(trees, table.X, table.eps)
@@ -139,11 +124,11 @@ def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], 
 def _solve(
     table: Table, options: Options, cover: Cover, offset: Ints, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
-    """Values and bias by "smooth" or "lp", what is known of the game's value, and the
-    adversary's weights ("lp")."""
+    """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and the
+    adversary's weights of the points ("lp")."""
     pairs = table.pairs
     if options.solver == "smooth":
-        iterations = options.rounds if options.base == "stump" else STEPS
+        iterations = options.rounds if options.base == "stump" else TREE_ITERATIONS
         values, bias = smooth.solve(
             cover,
             table.y,
@@ -170,12 +155,8 @@ def _fit_stumps(
 ) -> Fitted:
     if options.solver != "hedge":
         values, bias, value, _ = _solve(table, options, cover, cover.cells.offset, tick)
-        return Fitted(
-            StumpModel(cover.cells, values, bias, table.pairs),
-            value,
-            options.nu,
-            methodcaller("stages"),
-        )
+        model = StumpModel(cover.cells, values, bias, table.pairs)
+        return Fitted(model, value, options.nu, methodcaller("stages"))
     assert options.nu is not None
     game = hedge.Game(cover, table.y, table.weight, table.pairs, options.nu)
     stumps, value = hedge.play(game, options.rounds, tick=tick)
@@ -184,7 +165,7 @@ def _fit_stumps(
 
 
 def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> StumpModel:
-    """Whole votes, so that sums are exact and ties are ties."""
+    """A model of votes that are whole numbers, so that sums are exact and ties are ties."""
     return StumpModel(cells, pairs.from_votes(votes), pairs.from_votes(constant), pairs)
 
 
@@ -200,8 +181,8 @@ def _replay(model: Model, *, stumps: tuple[Stump, ...]) -> Iterable[Model]:
 def _smooth_value(
     table: Table, cover: Cover, values: Floats, bias: Floats
 ) -> tuple[float, float] | None:
-    """The hard game's value: below it the normalised margin (two classes; constants give 0), above
-    it the best response to the adversary of the loss."""
+    """An interval for the hard game's value. Lower bound: the normalised margin (two classes), or
+    the 0 of a constant; upper bound: the best response to the adversary of the loss."""
     if not isinstance(cover, StumpCover):
         return None
     views = smooth.class_views(cover, table.y)
@@ -219,17 +200,15 @@ def _smooth_value(
 
 
 def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
-    """By exact robust accuracy on held-out rows. Fits that predict one class, or whose game is a
-    tie, do not stand for election: their accuracy can look good and they have learned nothing."""
+    """Choose nu by exact robust accuracy in cross-validation. Fits that predict one class, or whose
+    game is a tie, are left out: their accuracy can look good and they have learned nothing."""
     smallest = int(np.unique(table.y, return_counts=True)[1].min())
     if smallest < 2:
         return NUS[1]
-    splits = list(
-        StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed).split(
-            table.X, table.y
-        )
-    )
-    best, chosen = -1.0, NUS[-1]
+    folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed)
+    splits = list(folds.split(table.X, table.y))
+    best = -1.0
+    chosen = NUS[-1]
     for nu in (0.0, *NUS):
         score = 0.0
         for inner, held in splits:
@@ -245,5 +224,6 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambd
             )
             score += float(out.weight @ robust) / len(splits)
         if score >= best and score >= 0:
-            best, chosen = score, nu
+            best = score
+            chosen = nu
     return chosen

@@ -1,10 +1,12 @@
-"""Trees that are robust split by split.
+"""Robust trees, grown greedily: each split minimises the Gini impurity
 
-A point whose ball holds a threshold goes to both sides, so a split that many points straddle is
-seen as the bad one it is. Trees are grown on columns drawn at random and on random weights of the
-points, as forests are. Of several classes a tree sees two: scores are of pairs, and what sets one
-pair apart is lost in a split that shall serve them all. The leaves' scores are found afterwards,
-for all trees and pairs together (``smooth.py``, ``lp.py``).
+    1 - (sum_k left_k^2 / left + sum_k right_k^2 / right) / (left + right),
+
+where a point whose ball holds the threshold is counted on both sides, so that a split that many
+points straddle scores badly. Trees are grown on columns drawn at random and on random weights of
+the points, as in random forests (Breiman 2001). With several classes each tree is grown on two of
+them, because scores are those of pairs. The scores of the leaves are found afterwards, for all
+trees and pairs together (``smooth.py``, ``lp.py``).
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ import numpy as np
 
 from .cells import Cells, Floats, Ints
 from .models import Tree
+from .table import Table
 
-LEAST = 2.0  # points of average weight that must be on each side for certain
+MIN_SIDE = 2.0  # points of average weight that are certainly on each side of a split
 
 
 @dataclass
 class _Grower:
-    """One tree on the thresholds of ``cells``; ``low`` and ``high`` are the cells that
-    each point's ball meets."""
+    """Grows one tree; ``low`` and ``high`` are the first and last cells that each point's ball
+    meets."""
 
     cells: Cells
     low: Ints
@@ -51,35 +54,40 @@ class _Grower:
         )
 
     def build(self, rows: Ints, levels: int, first: Ints, last: Ints) -> int:
-        """The number of a new node for these points, in the box of cells ``first..last``."""
-        me = len(self.nodes)
+        """Add a node, and those below it, for these points in the box of cells ``first..last``.
+        Returns its number."""
+        number = len(self.nodes)
         self.nodes.append((-1, 0.0, self.leaves, -1))
         cut = self.split(rows, first, last) if levels and len(np.unique(self.y[rows])) > 1 else None
         if cut is None:
             self.leaves += 1
-            return me
+            return number
         j, cell = cut
-        until, since = last.copy(), first.copy()
-        until[j], since[j] = cell, cell + 1
-        left = self.build(rows[self.low[rows, j] <= cell], levels - 1, first, until)
-        right = self.build(rows[self.high[rows, j] > cell], levels - 1, since, last)
+        left_last = last.copy()
+        left_last[j] = cell
+        right_first = first.copy()
+        right_first[j] = cell + 1
+        left = self.build(rows[self.low[rows, j] <= cell], levels - 1, first, left_last)
+        right = self.build(rows[self.high[rows, j] > cell], levels - 1, right_first, last)
         threshold = self.cells.thresholds[j][cell - self.cells.offset[j]]
-        self.nodes[me] = (j, float(threshold), left, right)
-        return me
+        self.nodes[number] = (j, float(threshold), left, right)
+        return number
 
     def split(self, rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
-        """The column and cell to cut behind, if that makes the node purer."""
+        """The column and the cell behind which to split, if that makes the node purer."""
         drawn = self.random.permutation(len(first))[: self.columns]
         mass = np.bincount(self.y[rows], self.weight[rows], self.classes)
         # Points that can be at or left of each cell
         left = self._counted(self.low, rows, drawn, first, last)
         # Points that can be right of it
         right = mass - self._counted(self.high, rows, drawn, first, last)
-        at_left, at_right = left.sum(axis=2), right.sum(axis=2)
-        sure_left, sure_right = mass.sum() - at_right, mass.sum() - at_left
+        at_left = left.sum(axis=2)
+        at_right = right.sum(axis=2)
+        certain_left = mass.sum() - at_right
+        certain_right = mass.sum() - at_left
         cut = np.arange(left.shape[1]) + self.cells.offset[drawn, None]
         allowed = (cut >= first[drawn, None]) & (cut < last[drawn, None])
-        allowed &= (sure_left >= LEAST / self.points) & (sure_right >= LEAST / self.points)
+        allowed &= np.minimum(certain_left, certain_right) >= MIN_SIDE / self.points
         with np.errstate(divide="ignore", invalid="ignore"):
             both = at_left + at_right
             impurity = (
@@ -93,10 +101,9 @@ class _Grower:
         return int(drawn[best // left.shape[1]]), int(cut.flat[best])
 
     def _counted(self, ends: Ints, rows: Ints, drawn: Ints, first: Ints, last: Ints) -> Floats:
-        """(columns, cells, classes): the weight of the points whose end lies in a
-        column's first cells."""
-        # Ends beyond the box are counted at its edges, so that every cut inside
-        # it sees every point.
+        """(columns, cells, classes): the weight of the points whose end (``low`` or ``high``) lies
+        in this cell of the column or left of it."""
+        # Ends beyond the box are counted at its edges, so that each split inside counts all points.
         cell = np.clip(ends[rows][:, drawn], first[drawn], last[drawn]) - self.cells.offset[drawn]
         shape = (len(drawn), int(np.diff(self.cells.offset).max()), self.classes)
         place = (np.arange(len(drawn)) * shape[1] + cell) * self.classes + self.y[rows, None]
@@ -107,32 +114,43 @@ class _Grower:
 
 def grow_forest(
     cells: Cells,
-    X: Floats,
-    y: Ints,
-    weight: Floats,
-    eps: Floats,
-    classes: int,
+    table: Table,
     *,
     seed: int,
     numbers: Ints,
     depth: int,
-    points: float,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Tree, ...]:
-    """The trees of these numbers: random weights (the smooth bootstrap), the square root of the
-    columns at each split, and the pairs of classes by turns."""
-    reach, columns, out = cells.reach(X, eps), math.isqrt(X.shape[1]) + 1, []
-    pairs = np.array(list(combinations(np.unique(y[weight > 0]), 2)))
+    """Grow trees on random weights of the points (the smooth bootstrap), with the square root of
+    the columns at each split, and the pairs of classes by turns.
+
+    Args:
+        cells: where trees may split.
+        seed: of the random draws.
+        numbers: which trees to grow; tree t is the same whatever the others are.
+        depth: splits on a path, at most.
+        tick: called after each tree.
+    """
+    y = table.y
+    low, high = cells.reach(table.X, table.eps)
+    pairs = np.array(list(combinations(np.unique(y[table.weight > 0]), 2)))
     pairs = np.random.default_rng(seed).permutation(pairs)
+    trees = []
     for t in numbers:
         random = np.random.default_rng((seed, t))
-        seen = np.where(np.isin(y, pairs[t % len(pairs)]), weight, 0.0)
+        seen = np.where(np.isin(y, pairs[t % len(pairs)]), table.weight, 0.0)
         drawn = seen * random.exponential(size=len(y))
-        share = points * float(seen.sum() / weight.sum())
-        out.append(
-            _Grower(cells, *reach, y, drawn / drawn.sum(), classes, columns, share, random).grow(
-                depth
-            )
+        grower = _Grower(
+            cells=cells,
+            low=low,
+            high=high,
+            y=y,
+            weight=drawn / drawn.sum(),
+            classes=table.classes,
+            columns=math.isqrt(table.X.shape[1]) + 1,
+            points=table.points * float(seen.sum() / table.weight.sum()),
+            random=random,
         )
+        trees.append(grower.grow(depth))
         tick()
-    return tuple(out)
+    return tuple(trees)

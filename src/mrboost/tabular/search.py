@@ -9,7 +9,6 @@ the search is short; it has a limit and then says that it does not know.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -82,58 +81,3 @@ def find_nonpositive(
                 )
             )
     return None, None
-
-
-@dataclass(frozen=True)
-class VeritasCheck:
-    """One pair's score as an ensemble of dtai-veritas, an independent verifier."""
-
-    ensemble: Any
-
-    def least(self, x: Floats, eps: Floats, seconds: float = 10.0) -> float:
-        """Its least value in the closed ball. veritas computes in float32
-        boundaries: ties may differ."""
-        import veritas
-
-        settings = veritas.Config(veritas.HeuristicType.MIN_OUTPUT)
-        ball = [
-            veritas.Interval(a, b)
-            for a, b in zip(x - eps, np.nextafter(x + eps, np.inf), strict=True)
-        ]
-        search = settings.get_search(self.ensemble, ball)
-        if (
-            search.step_for(seconds, 1000) != veritas.StopReason.NO_MORE_OPEN
-            and not search.is_optimal()
-        ):
-            raise TimeoutError(f"veritas found no optimum in {seconds} s: give it more")
-        return float(search.get_solution(0).output)
-
-
-def to_veritas(model: TreeModel, k: int, other: int) -> VeritasCheck:
-    """The score of class ``k`` against ``other`` for veritas (``pip install 'mrboost[trees]'``)."""
-    import veritas
-
-    ensemble = veritas.AddTree(1, veritas.AddTreeType.REGR)
-    column = int(np.flatnonzero(model.pairs.others(k) == other)[0])
-    values, bias = (
-        model.pairs.against(model.values, k)[:, column],
-        model.pairs.against(model.bias, k)[column],
-    )
-    ensemble.set_base_score(0, float(bias))
-    for tree, start in zip(model.trees, model.offset, strict=False):
-        copy = ensemble.add_tree()
-        todo = [(0, copy.root())]
-        while todo:
-            node, place = todo.pop()
-            if tree.feature[node] < 0:
-                copy.set_leaf_value(place, 0, float(values[start + tree.left[node]]))
-                continue
-            # veritas splits by <, we by <=
-            copy.split(
-                place, int(tree.feature[node]), float(np.nextafter(tree.threshold[node], np.inf))
-            )
-            todo += [
-                (int(tree.left[node]), copy.left(place)),
-                (int(tree.right[node]), copy.right(place)),
-            ]
-    return VeritasCheck(ensemble)
