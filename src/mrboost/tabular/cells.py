@@ -1,10 +1,10 @@
-"""Cells of a column: what a stump can tell apart, and which of them the adversary reaches.
+"""The cells of a column, and minima and sums over the cells that a ball meets.
 
-A stump sends ``x <= t`` to its left. The thresholds of a column cut it into cells ``(t_{c-1},
-t_c]``, and the closed ball ``[x - eps, x + eps]`` (its ends as float64 rounds them) meets a range
-of them, so minima and sums over the ball are range queries. Of all thresholds only those matter
-that lie right after an end ``x + eps`` and right before the next end ``x' - eps``: moving any other
-one there takes moves from the adversary and gives it none.
+A stump sends x <= t to its left. So the thresholds t_1 < t_2 < … of a column cut it into cells
+(t_{c-1}, t_c] on which every stump is constant, and the closed ball [x - eps, x + eps] (its ends
+as float64 rounds them) meets a range of them: minima and sums over the ball are range queries.
+Only thresholds right after an end x + eps and right before the next end x' - eps are needed: any
+other one can be moved there, and then no more balls hold it than before.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 
-def useful_thresholds(column: Floats, eps: float, most: int | None = None) -> Floats:
-    """Middles of the gaps ``[x + eps, x' - eps)`` of one column; an even choice of ``most``
-    where there are more."""
-    ends, starts = np.unique(column + eps), np.unique(column - eps)
+def useful_thresholds(column: Floats, eps: float, limit: int | None = None) -> Floats:
+    """The middles of the gaps ``[x + eps, x' - eps)`` of one column; at most ``limit`` of them,
+    spread evenly."""
+    ends = np.unique(column + eps)
+    starts = np.unique(column - eps)
     following = np.searchsorted(starts, ends, side="right")  # the first start beyond each end
     last = np.append(following[1:] != following[:-1], True) & (following < len(starts))
-    low, high = ends[last], starts[following[last]]
+    low = ends[last]
+    high = starts[following[last]]
     middles = low + (high - low) / 2
     # Gaps of one unit in the last place
     middles = np.where((middles >= low) & (middles < high), middles, low)
-    if most is not None and len(middles) > most:
-        middles = middles[np.linspace(0, len(middles) - 1, most).round().astype(np.intp)]
+    if limit is not None and len(middles) > limit:
+        middles = middles[np.linspace(0, len(middles) - 1, limit).round().astype(np.intp)]
     return np.asarray(middles)
 
 
@@ -46,8 +48,8 @@ class Cells:
     thresholds: tuple[Floats, ...]
 
     @staticmethod
-    def of(X: Floats, eps: Floats, most: int | None = None) -> Cells:
-        return Cells(tuple(useful_thresholds(X[:, j], eps[j], most) for j in range(X.shape[1])))
+    def of(X: Floats, eps: Floats, limit: int | None = None) -> Cells:
+        return Cells(tuple(useful_thresholds(X[:, j], eps[j], limit) for j in range(X.shape[1])))
 
     @cached_property
     def offset(self) -> Ints:
@@ -72,7 +74,7 @@ class Cells:
         return np.stack(found, axis=1) + self.offset[:-1]
 
     def reach(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
-        """The first and the last cell that the ball around each entry meets; eps per
+        """The first and the last cell that the ball around each entry meets; ``eps`` is given per
         column, or per entry."""
         return self.at(X - eps), self.at(X + eps)
 
@@ -88,47 +90,42 @@ class Cells:
             )
         return out
 
-    def running(self, jumps: Floats) -> Floats:
-        """Values of cells from jumps: row c holds the one from cell c - 1 to c, or what
-        a column starts with."""
+    def cumulative(self, jumps: Floats) -> Floats:
+        """Values of cells from jumps: row c holds the jump from cell c - 1 to c, or the value of a
+        column's first cell."""
         total = np.cumsum(jumps, axis=0)
         before = np.concatenate([np.zeros((1, *jumps.shape[1:])), total[self.offset[1:-1] - 1]])
         return np.asarray(total - np.repeat(before, np.diff(self.offset), axis=0))
 
-    def tails(self, values: Floats) -> Floats:
-        """The transpose of ``running``: for each cell the sum over it and those to its
-        right in the column."""
+    def sums_to_right(self, values: Floats) -> Floats:
+        """For each cell the sum over it and those to its right in the column: the transpose of
+        ``cumulative``."""
         total = np.cumsum(values[::-1], axis=0)[::-1]
         beyond = np.concatenate([total[self.offset[1:-1]], np.zeros((1, *values.shape[1:]))])
         return np.asarray(total - np.repeat(beyond, np.diff(self.offset), axis=0))
 
 
 def range_minima(values: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
-    """Minimum of each column of ``values`` over rows ``low..high``, and a row that
-    attains it: a sparse table."""
+    """The minimum of each column of ``values`` over rows ``low..high``, and a row that attains it,
+    by a sparse table (Bender and Farach-Colton 2000): two blocks of 2^k rows cover each range."""
     length = high - low + 1
     level = np.frexp(length.astype(np.float64))[1] - 1  # floor(log2)
     best = values
     arg = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    out, where = (
-        np.empty((len(low), values.shape[1])),
-        np.empty((len(low), values.shape[1]), dtype=np.intp),
-    )
+    out = np.empty((len(low), values.shape[1]))
+    where = np.empty(out.shape, dtype=np.intp)
     for k in range(int(level.max(initial=0)) + 1):
         if k:
             half = 2 ** (k - 1)
             smaller = best[half:] < best[:-half]
-            best, arg = (
-                np.where(smaller, best[half:], best[:-half]),
-                np.where(smaller, arg[half:], arg[:-half]),
-            )
+            best = np.where(smaller, best[half:], best[:-half])
+            arg = np.where(smaller, arg[half:], arg[:-half])
         here = np.flatnonzero(level == k)
-        left, right = low[here], high[here] - 2**k + 1
+        left = low[here]
+        right = high[here] - 2**k + 1
         smaller = best[right] < best[left]
-        out[here], where[here] = (
-            np.where(smaller, best[right], best[left]),
-            np.where(smaller, arg[right], arg[left]),
-        )
+        out[here] = np.where(smaller, best[right], best[left])
+        where[here] = np.where(smaller, arg[right], arg[left])
     return out, where
 
 
@@ -136,8 +133,8 @@ def range_minima(values: Floats, low: Ints, high: Ints) -> tuple[Floats, Ints]:
 class RangeSums:
     """``log sum exp`` over ranges of rows, and its gradient, by sums of positive terms alone.
 
-    Prefix sums of exponentials would be subtracted from each other and cancel; here a range is put
-    together of blocks of 1, 2, 4, … rows, after the binary digits of its length.
+    Differences of prefix sums would cancel; here a range is put together of blocks of 1, 2, 4, …
+    rows, one for each binary digit 1 of its length.
     """
 
     levels: tuple[Floats, ...]
@@ -152,7 +149,8 @@ class RangeSums:
         while 2 ** len(levels) <= length.max(initial=1):
             half = 2 ** (len(levels) - 1)
             levels.append(np.logaddexp(levels[-1][:-half], levels[-1][half:]))
-        total, position = np.full((len(low), values.shape[1]), -np.inf), low.copy()
+        total = np.full((len(low), values.shape[1]), -np.inf)
+        position = low.copy()
         for k, level in enumerate(levels):
             here = np.flatnonzero(length >> k & 1)
             total[here] = np.logaddexp(total[here], level[position[here]])
@@ -161,7 +159,8 @@ class RangeSums:
 
     def spread(self, mass: Floats) -> Floats:
         """Share each range's ``mass`` among its rows in proportion to their exponentials."""
-        blocks, position = [np.zeros_like(level) for level in self.levels], self.low.copy()
+        blocks = [np.zeros_like(level) for level in self.levels]
+        position = self.low.copy()
         for k, level in enumerate(self.levels):
             here = np.flatnonzero(self.length >> k & 1)
             np.add.at(
@@ -171,15 +170,24 @@ class RangeSums:
             )
             position[here] += 2**k
         for k in range(len(blocks) - 1, 0, -1):
-            half, level = 2 ** (k - 1), self.levels[k]
+            half = 2 ** (k - 1)
+            level = self.levels[k]
             blocks[k - 1][:-half] += blocks[k] * np.exp(self.levels[k - 1][:-half] - level)
             blocks[k - 1][half:] += blocks[k] * np.exp(self.levels[k - 1][half:] - level)
         return blocks[0]
 
 
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:
-    """``fraction`` of the range (maximum - minimum) of each column: the eps that min-max
-    scaling would make of it."""
+    """Radii that are a fraction of each column's range, maximum - minimum: what a single eps is
+    after min-max scaling.
+
+    Args:
+        X: the table, unscaled.
+        fraction: 0.05 for 5 %; one number, or one per column.
+
+    Returns:
+        An array (n_features,) to give as ``eps``.
+    """
     share = np.asarray(fraction, dtype=np.float64)
     if not (np.isfinite(share).all() and (share >= 0).all()):
         raise InputError(f"fraction is {fraction!r}: use numbers >= 0, 0.05 for 5 % of each range")

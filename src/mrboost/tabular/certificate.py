@@ -1,4 +1,11 @@
-"""What is proved about each point, and a point that disproves the rest."""
+"""Certificates: what is proved about each point x of class y within the ball of radius eps,
+
+    margin(x, y) = min over y' != y and |δ_j| <= eps_j of  score_y(x + δ) - score_y'(x + δ).
+
+It is exact for stumps. For trees it is a lower bound, and a search decides the points where that is
+not positive (``search.py``). A witness, a point of the ball that is misclassified, disproves the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +25,8 @@ BISECTIONS = 40
 
 @dataclass(frozen=True)
 class Certificate:
-    """Point by point, for the closed ball of radius ``eps`` (per column) in the maximum norm."""
+    """What is proved about points and the closed balls of radius ``eps`` (per column) around
+    them."""
 
     eps: Floats
     margin: Floats = field(repr=False)
@@ -28,23 +36,23 @@ class Certificate:
     correct: Bools = field(repr=False)
     """The prediction at the point itself is right."""
     robust: Bools = field(repr=False)
-    """Proved: the true class beats every other one in the whole ball. Trees: decided by search
-    where the bound is not enough, so a point can be robust with a negative margin."""
+    """Proved: the true class wins in the whole ball. With trees a point can be robust though its
+    margin, a lower bound, is negative: the search decides."""
     misled: Bools = field(repr=False)
     """Proved: ``predict(witness)`` is wrong."""
     witness: Floats | None = field(repr=False)
     """A point of the ball where the true class loses or ties, nan where none was found."""
     radius: Floats | None = field(repr=False)
-    """The largest eps that the point withstands: of the column with the widest eps, the
-    others in proportion."""
+    """The largest eps that the point withstands: that of the column with the widest eps, the others
+    in proportion."""
     value: tuple[float, float] | None = None
-    """Training set only: the interval that holds the value of the game (trees: of the treewise
-    one, on those grown)."""
+    """Training set only: an interval that holds the value of the game (for trees, of the game on
+    the trees grown in which the adversary answers each tree separately)."""
     attainable: float | None = None
     """Training set only: the best robust accuracy that any classifier can have there."""
     searched: bool = True
-    """Whether witnesses were looked for; in the training set's certificate
-    of trees they are not."""
+    """Whether witnesses were looked for; they are not in the training set's certificate of
+    trees."""
 
     @property
     def accuracy(self) -> float:
@@ -56,8 +64,8 @@ class Certificate:
 
     @property
     def undecided(self) -> Bools:
-        """Neither proved robust nor shown to be misled: ties, cycles of votes,
-        searches that were too long."""
+        """Neither proved robust nor shown to be misled: ties, cyclic preferences among classes,
+        searches that reached their limit."""
         return ~(self.robust | self.misled)
 
     def __str__(self) -> str:
@@ -96,10 +104,17 @@ def certify(
     limit: int = 2000,
     progress: bool = False,
 ) -> Certificate:
-    """The certificate of a fitted ensemble; ``y`` counts the classes from 0.
+    """The certificate of a fitted ensemble.
 
-    ``limit``: boxes that the search in trees may open for one pair of classes; 0 leaves
-    them to the bound alone.
+    Args:
+        model: the ensemble.
+        X: points, (n, d).
+        y: their classes, counted from 0.
+        eps: the radius of the ball, per column.
+        radius: find the largest radius of each point too.
+        witness: keep the witnesses.
+        limit: boxes that the search in trees may open for one pair of classes; 0: no search.
+        progress: show progress bars.
     """
     correct = predicted(model, X) == y
     found = np.full(X.shape, np.nan)
@@ -111,7 +126,7 @@ def certify(
     elif limit:
         _search_trees(model, X, y, eps, robust, least, found, limit, progress)
     misled = np.asarray(np.isfinite(found).all(axis=1))
-    # The witness is put to the model itself
+    # A witness counts only if the model itself predicts another class there
     misled[misled] = predicted(model, found[misled]) != y[misled]
     return Certificate(
         eps=eps,
@@ -129,8 +144,8 @@ def certify(
 def _attack_stumps(
     model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats
 ) -> None:
-    """Witnesses where the worst cells are; of several false labels one that misleads
-    the prediction, if any."""
+    """Write a point of the worst cells into ``found`` for each of ``rows``; of several false labels
+    that win, one that also changes the prediction, if any."""
     least, cell = model.worst(X[rows], y[rows], eps)
     order = np.argsort(least, axis=1)
     here = np.arange(len(rows))
@@ -155,7 +170,7 @@ def _search_trees(
     limit: int,
     progress: bool,
 ) -> None:
-    """Decide by search what the treewise bound leaves open."""
+    """Decide by search the points for which the sum of the trees' least scores is not enough."""
     leaves = Leaves.of(model, X.shape[1])
     seen = [model.pairs.against(model.values, k) for k in range(model.pairs.classes)]
     for i in tqdm(np.flatnonzero(~robust), desc="search", disable=None if progress else True):
@@ -178,8 +193,8 @@ def _search_trees(
 def largest_radius(
     model: Model, X: Floats, y: Ints, eps: Floats, *, progress: bool = False
 ) -> Floats:
-    """By bisection, from below: the returned radius is one that the point withstands; 0 where
-    it is wrong already."""
+    """The largest radius of each point by bisection. The point withstands the returned one; it is 0
+    where the prediction is wrong already."""
     shape = eps / eps.max() if eps.max() > 0 else np.ones_like(eps)
     outermost = model.reach(X.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -193,12 +208,14 @@ def largest_radius(
         return np.asarray(model.margins(X[rows], y[rows], balls).min(axis=1) > model.tolerance)
 
     everything = np.arange(len(X))
-    low, high = np.zeros(len(X)), far.copy()
+    low = np.zeros(len(X))
+    high = far.copy()
     low[holds(far, everything)] = np.inf
     rows = np.flatnonzero(np.isfinite(low))
     rows = rows[holds(np.zeros(len(rows)), rows)]
     for _ in tqdm(range(BISECTIONS), desc="radius", disable=None if progress else True):
         middle = (low[rows] + high[rows]) / 2
         stands = holds(middle, rows)
-        low[rows[stands]], high[rows[~stands]] = middle[stands], middle[~stands]
+        low[rows[stands]] = middle[stands]
+        high[rows[~stands]] = middle[~stands]
     return low

@@ -1,9 +1,8 @@
-"""What the adversary can do on the training set: for each point and each term, the
-cells within its reach.
+"""The cells that each training point's ball meets in each term (a column's stumps, or a tree).
 
-Points that reach the same cells of a term form a group, so minima are taken once per group: a
-column of c cells has at most 2 c groups, whatever the number of points. Solvers see nothing else of
-the table.
+Points whose balls meet the same cells of a term form a group, so that minima are taken once per
+group: a column of c cells has at most 2 c groups, whatever the number of points. This is all that
+the solvers know of the table.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from .models import Tree
 
 @dataclass(frozen=True)
 class Cover:
-    """``group`` (n, terms): the group of each point in each term. Subclasses
-    know the groups' cells."""
+    """``group`` (n, terms) is the group of each point in each term; subclasses know the groups'
+    cells."""
 
     group: Ints
     groups: int
@@ -38,17 +37,17 @@ class Cover:
         )
 
     def part(self, rows: Ints) -> Self:
-        """The same for some of the points, with the groups that they belong to."""
+        """The cover of some of the points, with only their groups."""
         used, group = np.unique(self.group[rows], return_inverse=True)
         return replace(
-            self, group=group.reshape(len(rows), -1), groups=len(used), **self._chosen(used)
+            self, group=group.reshape(len(rows), -1), groups=len(used), **self._of_groups(used)
         )
 
-    def _chosen(self, groups: Ints) -> dict[str, Any]:
+    def _of_groups(self, groups: Ints) -> dict[str, Any]:
         raise NotImplementedError
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        """Least row of ``values`` (cells, …) in each group, and its cell."""
+        """The least of ``values`` (cells, …) in each group, and its cell."""
         raise NotImplementedError
 
     def members(self, groups: Ints) -> tuple[Ints, Ints]:
@@ -56,14 +55,14 @@ class Cover:
         raise NotImplementedError
 
     def share(self, mass: Floats) -> Floats:
-        """What each cell gets if every group shares its mass evenly among its cells."""
+        """For each cell its part of the groups' mass, which each shares evenly among its cells."""
         position, cell = self.members(np.arange(self.groups))
         size = np.bincount(position, minlength=self.groups)
         return np.bincount(cell, (mass / size)[position], self.count).astype(np.float64)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Values of cells from the parameters that the smooth objective shrinks: for
-        trees they are the same."""
+        """Values of cells from the parameters that the smooth objective penalises; for trees they
+        are the same."""
         return parameters
 
     def fold(self, gradient: Floats) -> Floats:
@@ -90,7 +89,7 @@ class StumpCover(Cover):
             keys % cells.count,
         )
 
-    def _chosen(self, groups: Ints) -> dict[str, Any]:
+    def _of_groups(self, groups: Ints) -> dict[str, Any]:
         return {"low": self.low[groups], "high": self.high[groups]}
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
@@ -100,12 +99,11 @@ class StumpCover(Cover):
         return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
 
     def expand(self, parameters: Floats) -> Floats:
-        """Parameters are the jumps at thresholds; a column's leftmost cell is 0,
-        the bias does the rest."""
-        return self.cells.running(np.where(self.cells.first[:, None], 0.0, parameters))
+        """Parameters are the jumps at thresholds; the leftmost cell of each column has value 0."""
+        return self.cells.cumulative(np.where(self.cells.first[:, None], 0.0, parameters))
 
     def fold(self, gradient: Floats) -> Floats:
-        return np.where(self.cells.first[:, None], 0.0, self.cells.tails(gradient))
+        return np.where(self.cells.first[:, None], 0.0, self.cells.sums_to_right(gradient))
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class TreeCover(Cover):
             size,
         )
 
-    def _chosen(self, groups: Ints) -> dict[str, Any]:
+    def _of_groups(self, groups: Ints) -> dict[str, Any]:
         return {"start": self.start[groups], "size": self.size[groups]}
 
     @cached_property

@@ -174,7 +174,7 @@ def _replay(model: Model, *, stumps: tuple[Stump, ...]) -> Iterable[Model]:
     classes = model.pairs.classes
     votes, constant = np.zeros((model.cells.count, classes)), np.zeros(classes)
     for stump in stumps:
-        hedge.cast(stump, model.cells, votes, constant)
+        hedge.add_vote(stump, model.cells, votes, constant)
         yield _voting(model.cells, model.pairs, votes, constant)
 
 

@@ -1,14 +1,16 @@
-"""Algorithm 1 (MRBoost) on stumps, without sampling.
+"""Algorithm 1 of the paper (MRBoost) on stumps, exactly, without sampling.
 
-P_t(i, y', delta) is proportional to exp(eta * (votes so far for y' - votes for y)) at x_i + delta.
-Votes add up over columns and delta ranges over a product of cells, so given (i, y') the columns are
-independent: the total weight is a product of range sums, the share of a cell comes from its own
-column alone, and the best stump against P_t is found in one sweep over the cells. The uniform P_1
-counts each combination of cells once.
+    P_t(i, y', δ) ∝ exp(eta * Σ_{j<t} ([h_j(x_i + δ) = y'] - [h_j(x_i + δ) = y_i])),
+    h_t = the best stump against P_t
 
-Every round gives an interval for the value of the game: any P bounds it from above by its best
-response, and any votes bound it from below by their exact margin. With ``nu`` the adversary's mass
-on point i is capped at w_i / nu, by the projection that keeps the ratios of what is below the cap.
+The votes of stumps add up over columns and δ ranges over a product of cells. So, given (i, y'), the
+columns are independent: the total weight is a product of range sums, the share of a cell comes from
+its own column alone, and one pass over the cells finds the best stump. The uniform P_1 counts each
+combination of cells once.
+
+Each round gives an interval for the value of the game: P_t's best response bounds it from above,
+the exact margin of the votes from below. With ``nu`` the adversary's mass on point i is at most
+w_i / nu: P_t is the distribution within these caps that is nearest in relative entropy.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from .smooth import class_views, robust_margins
 
 @dataclass(frozen=True)
 class Stump:
-    """Votes ``left`` up to cell ``cell`` and ``right`` beyond it, in one column; a
+    """Votes for class ``left`` up to cell ``cell`` of a column, and for ``right`` beyond it; a
     constant has ``column`` -1."""
 
     column: int
@@ -37,13 +39,14 @@ class Stump:
 
 
 def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
-    """The stump with the greatest E[h = y] - E[h = y'], from the adversary's mass (cells,
-    y, y') in each column."""
+    """The greatest E[h = y] - E[h = y'], and the stump that attains it; ``mass`` (cells, y, y') is
+    the adversary's in each column."""
     # Of voting a in a cell: what has y = a less what has y' = a
     gain = mass.sum(axis=2) - mass.sum(axis=1)
-    tails = cover.cells.tails(gain)
+    tails = cover.cells.sums_to_right(gain)
     whole = tails[cover.cells.first][0]
-    best, stump = float(whole.max()), Stump(-1, -1, int(whole.argmax()), int(whole.argmax()))
+    best = float(whole.max())
+    stump = Stump(-1, -1, int(whole.argmax()), int(whole.argmax()))
     inner = np.flatnonzero(~cover.cells.first)
     if len(inner):
         beyond = tails[inner]
@@ -60,7 +63,7 @@ def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
 
 
 def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
-    """Mean margin of the worst fraction ``nu`` of the points' weight; nu = 0: the least margin."""
+    """The mean margin of the worst fraction ``nu`` of the points' weight; the least for nu = 0."""
     order = np.argsort(margins)
     if nu <= 0:
         return float(margins[order[0]])
@@ -84,7 +87,7 @@ def capped(log_weight: Floats, cap: Floats) -> Floats:
         full |= over
 
 
-def cast(stump: Stump, cells: Cells, votes: Floats, constant: Floats) -> None:
+def add_vote(stump: Stump, cells: Cells, votes: Floats, constant: Floats) -> None:
     """Add one vote of ``stump`` to every cell of its column."""
     if stump.column < 0:
         constant[stump.left] += 1
@@ -123,24 +126,19 @@ class Game:
 
     def adversary(self, eta: float) -> tuple[Floats, Floats]:
         """P_t: its mass on (cell, y, y') in each column, and on the points."""
-        classes, log_weight, parts = (
-            self.pairs.classes,
-            np.full((len(self.y), self.pairs.classes), -np.inf),
-            [],
-        )
+        classes = self.pairs.classes
+        log_weight = np.full((len(self.y), classes), -np.inf)
+        parts = []
         for k, rows, part in self.views:
             others = self.pairs.others(k)
-            sums = RangeSums.of(
-                eta * (self.votes[:, others] - self.votes[:, [k]]), part.low, part.high
-            )
-            log_weight[np.ix_(rows, others)] = part.incidence @ sums.total + eta * (
-                self.constant[others] - self.constant[k]
-            )
+            lead = eta * (self.votes[:, others] - self.votes[:, [k]])
+            sums = RangeSums.of(lead, part.low, part.high)
+            constant = eta * (self.constant[others] - self.constant[k])
+            log_weight[np.ix_(rows, others)] = part.incidence @ sums.total + constant
             parts.append(sums)
         by_point = np.logaddexp.reduce(log_weight, axis=1)
         cap = self.weight / self.nu if self.nu > 0 else np.ones(len(self.y))
-        # Points of equal rows are one row with their joint weight: as many as the
-        # weight says take part.
+        # A row of weight w counts as w equal points
         point = capped(by_point + np.log(self.weight), cap)
         joint = point[:, None] * np.exp(log_weight - by_point[:, None])
         mass = np.zeros((self.cover.count, classes, classes))
@@ -153,10 +151,10 @@ class Game:
 def play(
     game: Game, rounds: int, tick: Callable[[], object] = lambda: None
 ) -> tuple[list[Stump], tuple[float, float]]:
-    """Algorithm 1 for ``rounds`` rounds: the stumps h_1 … h_T, and the interval that
-    holds the game's value.
+    """Play T ``rounds`` of Algorithm 1 with eta = sqrt(log|S_aug| / T).
 
-    eta is sqrt(log|S_aug| / T); the theorem asks for at most 1 / (2 sqrt T).
+    Returns:
+        The stumps h_1 … h_T, and an interval that holds the game's value.
     """
     eta = math.sqrt(game.log_size() / rounds)
     stumps: list[Stump] = []
@@ -164,7 +162,7 @@ def play(
     for _ in range(rounds):
         bound, stump = best_response(game.cover, game.adversary(eta)[0])
         upper = min(upper, bound)
-        cast(stump, game.cover.cells, game.votes, game.constant)
+        add_vote(stump, game.cover.cells, game.votes, game.constant)
         stumps.append(stump)
         tick()
     return stumps, (soft_minimum(game.margins(), game.weight, game.nu) / rounds, upper)

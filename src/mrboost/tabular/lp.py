@@ -1,16 +1,17 @@
-"""The game solved exactly, as one linear program.
+"""The value of the game, and both players' optimal strategies, by one linear program:
 
-H holds the stumps of all useful thresholds with any two labels (or given trees with any labels at
-their leaves) and the constants. A mixture Q over H is described by its mass: per threshold and
-class what it votes left and right. The votes of a cell are linear in it, and the adversary's best
-move in a term is a minimum over the cells in reach, one variable per group of points. So the
-exponentially many moves of the adversary become nearly linearly many rows:
+    maximise  rho - Σ_i w_i xi_i / nu
+    such that Σ_terms min_{cells in reach} (votes_y - votes_y') >= rho - xi_i,  xi >= 0.
 
-    maximise rho - sum_i w_i xi_i / nu   with
-    sum_terms min_cells (votes_y - votes_y') >= rho - xi_i,  xi >= 0.
+The classifiers are the stumps of all useful thresholds with any two labels (or the given trees with
+any labels at their leaves) and the constants. A mixture Q is described by its weight per threshold
+and class, left and right; the votes of a cell are linear in it. The minimum over the cells in reach
+is one variable per group of points, so the adversary's exponentially many moves become nearly
+linearly many rows.
 
-nu = 0 leaves xi out: the hard game of Algorithm 1. With nu > 0 the adversary may put at most w_i /
-nu on point i, and the value is the mean margin of the worst fraction nu of the points.
+nu = 0 leaves xi out: the game of Algorithm 1. With nu > 0 the adversary may put at most w_i / nu on
+point i, and the value is the mean margin of the worst fraction nu of the points, as in nu-LPBoost
+(Demiriz, Bennett and Shawe-Taylor 2002).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .models import Pairs
 
 @dataclass
 class Rows:
-    """Rows of a sparse matrix, put together piece by piece."""
+    """A sparse matrix that is built row by row."""
 
     count: int = 0
     row: list[Ints] = field(default_factory=list)
@@ -54,8 +55,8 @@ class Rows:
 
 @dataclass
 class Programme:
-    """Variables, and the rows that hold between them; ``total`` is the row of all
-    weights, which sum to one."""
+    """A linear program that is built variable by variable; ``total`` is the row that says that all
+    weights sum to one."""
 
     width: int = 0
     equal: Rows = field(default_factory=Rows)
@@ -75,8 +76,7 @@ class Programme:
         self.upper.add(rows, large, -1.0)
 
     def solve(self, objective: Floats, signed: int) -> OptimizeResult:
-        """The least ``objective``; variables before the one of number
-        ``signed`` are not negative."""
+        """Minimise ``objective``; variables before number ``signed`` are not negative."""
         right = np.zeros(self.equal.count)
         right[self.total] = 1.0
         low = np.where(np.arange(self.width) < signed, 0.0, -np.inf)
@@ -98,10 +98,17 @@ class Programme:
 def solve(
     cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Votes of cells (cells, K) and of the constants (K); the adversary's mass on (cell, y, y')
-    per term, on points.
+    """Solve the game.
 
-    ``offset`` tells the terms' cells apart; ``weight`` sums to one.
+    Args:
+        cover: the cells in reach of each point.
+        offset: the first cell of each term.
+        y: classes of the points; ``weight``: their weights, which sum to one.
+        nu: as above.
+
+    Returns:
+        Votes of cells (cells, K), votes of the constants (K), the adversary's mass on (cell, y, y')
+        in each term, and its mass on the points.
     """
     lp = Programme()
     votes, constant = lp.variables(cover.count, pairs.classes), lp.variables(pairs.classes)
@@ -131,17 +138,18 @@ def solve(
         objective[slack] = weight / nu
     result = lp.solve(objective, signed=int(rho[0]))
     mass = np.maximum(-result.ineqlin.marginals, 0.0)
-    played, on_points = np.zeros((cover.count, pairs.classes, pairs.classes)), np.zeros(len(y))
+    played = np.zeros((cover.count, pairs.classes, pairs.classes))
     for bounds, k, other in inside:
         played[:, k, other] = mass[bounds]
+    on_points = np.zeros(len(y))
     for rows, points in owned:
         on_points[points] += mass[rows]
     return np.maximum(result.x[votes], 0.0), np.maximum(result.x[constant], 0.0), played, on_points
 
 
 def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[Ints, Ints]:
-    """Of these points the least of votes_y - votes_y' (the two columns) in each term, (points,
-    terms), after the rows that bound it in each cell."""
+    """Variables (points, terms) for the least of votes_y - votes_y' (the two columns of ``votes``)
+    in each term, and the rows that bound the difference in each cell."""
     groups, place = np.unique(cover.group[points], return_inverse=True)
     least, lead = lp.variables(len(groups)), lp.variables(cover.count)
     rows = lp.upper.new(cover.count)

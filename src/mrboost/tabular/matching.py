@@ -1,10 +1,11 @@
-"""The best robust accuracy that any classifier can have on a table.
+"""The best robust accuracy that any classifier can have on a table,
 
-Two points of different classes whose balls meet cannot both be classified robustly. So the robust
-ones of any classifier are an independent set of the graph of such conflicts, and every matching in
-it costs at least one point per pair. With two classes the graph is bipartite and the largest
-matching is the exact count (König); with more, half of the largest matching of its bipartite double
-cover is still a valid bound.
+    1 - (size of the largest matching of conflicts) / n.
+
+Two points of different classes whose balls meet are in conflict: no classifier has both right
+robustly. So it loses at least one point of each pair of a matching. With two classes the graph of
+conflicts is bipartite and the bound is attained (König's theorem); with more, half of the largest
+matching of the bipartite double cover is a valid bound.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_
 
 
 def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) -> float:
-    """The most of the points that any classifier can have right in their whole balls (K
-    > 2: an upper bound)."""
+    """The largest share of the points that any classifier can have right in their whole balls:
+    exact for two classes, an upper bound for more.
+
+    Args:
+        X: points, (n, d).
+        y: their labels.
+        eps: the radius of the balls; a number, or one per column.
+    """
     table, labels = check_X_y(X, y, dtype=np.float64)
     radius = np.asarray(eps, dtype=np.float64)
     if radius.shape not in ((), table.shape[1:]) or not (

@@ -1,13 +1,16 @@
-"""Fitted ensembles: a score for every pair of classes, and its least value over a ball.
+"""Fitted ensembles: a score for each pair of classes, and its least value over a ball.
 
-An ensemble is a sum of terms: a column's stumps together, or a tree. A term is constant on cells,
-and gives each pair of classes k < l a score, positive for k. Class y wins at a point if its score
-against every other class is positive; the margin of y is the least of those scores, and a tie is a
-loss. Votes are the special case where the score of (k, l) is the difference of two classes' votes.
+    score_{k,l}(x) = bias_{k,l} + Σ_terms value_{k,l}(the term's cell of x) = -score_{l,k}(x)
 
-The least score over a ball is at least the sum of the terms' least scores over the cells they can
-reach. For stumps the terms look at different columns, so the adversary can have all of them at once
-and the sum is exact; for trees it is a lower bound.
+A term is a tree, or all stumps of one column; its cells are the tree's leaves, or the intervals
+between the stumps' thresholds. Class y wins at a point if its scores against all other classes are
+positive; its margin is the least of them, and a tie, 0, counts as lost. Votes are the special case
+in which the score of (k, l) is the difference of two classes' votes.
+
+    min_{x in ball} score(x) >= bias + Σ_terms min_{cells in reach} value(cell)
+
+For stumps this is an equality, since each term depends on a column of its own; for trees it is a
+lower bound (Chen et al., Robustness verification of tree-based models, 2019).
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from .cells import Cells, Floats, Ints, range_minima
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of K classes: which column holds the score of class k against l,
-    and with which sign."""
+    """The pairs k < l of K classes, numbered: which column of an array holds the score of class k
+    against l, and with which sign."""
 
     classes: int
 
@@ -45,7 +48,7 @@ class Pairs:
         return np.delete(np.arange(self.classes), k)
 
     def against(self, scores: Floats, k: int) -> Floats:
-        """Columns of ``scores`` as seen by class k: one per other class, positive where k wins."""
+        """The scores of class k against each other class, positive where k wins."""
         others = self.others(k)
         return np.asarray(scores[..., self.column[k, others]] * np.where(others > k, 1.0, -1.0))
 
@@ -54,7 +57,7 @@ class Pairs:
         return np.asarray(votes[..., first] - votes[..., second])
 
     def wins(self, scores: Floats) -> Floats:
-        """(…, K): each class's least score against the others. At most one is positive."""
+        """(…, K): each class's least score against the others; at most one is positive."""
         return np.stack(
             [self.against(scores, k).min(axis=-1) for k in range(self.classes)], axis=-1
         )

@@ -1,9 +1,10 @@
-"""Exact answers for trees: can any point of the ball make the score of a pair nonpositive?
+"""Exact verification of trees: is  bias + Σ_trees value(leaf of z)  <= 0 for any z in the ball?
 
-Branch and bound over boxes. A box fixes some trees to one leaf; the others' least leaves that still
-meet it bound the rest (Chen et al. 2019 bound trees in the same way, in groups). The tree with the
-widest choice is opened next, its least leaf first. Robust trees are met in few leaves by design, so
-the search is short; it has a limit and then says that it does not know.
+Branch and bound over boxes. In a box some trees are fixed to one leaf; the least leaves of the
+others that still meet the box bound their sum from below (Chen et al., Robustness verification of
+tree-based models, 2019, bound groups of trees in this way). The tree whose leaves in the box differ
+most is branched on next, its least leaf first. A ball meets few leaves of robust trees, so the
+search is short; beyond its limit the answer is "not known".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .models import TreeModel
 
 @dataclass(frozen=True)
 class Leaves:
-    """All leaves of a model as boxes ``(low, high]``."""
+    """The boxes ``(low, high]`` of all leaves of a model, and the tree of each."""
 
     low: Floats
     high: Floats
@@ -34,9 +35,10 @@ class Leaves:
 def find_nonpositive(
     leaves: Leaves, value: Floats, bias: float, x: Floats, eps: Floats, limit: int = 2000
 ) -> tuple[bool | None, Floats | None]:
-    """Whether ``bias + sum of value`` is at most 0 somewhere in the closed ball, and
-    where; None: not known."""
-    a, b = x - eps, x + eps
+    """Whether ``bias`` plus the values of the trees' leaves is at most 0 anywhere in the closed
+    ball around ``x``, and where; None if that is not known after ``limit`` boxes."""
+    a = x - eps
+    b = x + eps
     met = np.flatnonzero(((leaves.low < b) & (leaves.high >= a)).all(axis=1))
     _, tree = np.unique(leaves.tree[met], return_inverse=True)
     trees = int(tree.max()) + 1
@@ -58,7 +60,7 @@ def find_nonpositive(
         np.minimum.at(least, tree[left], value[left])
         if score + least[choices > 0].sum() > 0:
             continue
-        # The box lies wholly in that leaf: leaves of a tree cut up the space
+        # The only leaf of a tree that meets the box holds all of it
         alone = choices[tree[left]] == 1
         score, left = score + value[left[alone]].sum(), left[~alone]
         if not len(left):

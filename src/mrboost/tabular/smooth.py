@@ -1,14 +1,13 @@
-"""A smooth stand-in for the game: the logistic loss of the worst case itself.
+"""The solver "smooth": minimises the logistic loss of the worst case,
 
-The least score m(i, y') of a point's class against y' over what the adversary can reach is a
-minimum of linear functions of the ensemble, hence concave, so
+    mean_i log(1 + Σ_{y'} exp(-m(i, y')))  +  alpha * |parameters|^2,
 
-    mean_i log(1 + sum_{y'} exp(-m(i, y')))  +  alpha * |parameters|^2
-
-is convex: no attack, no local minimum. The weights exp(-m) / (1 + sum exp(-m)) are those of
-Algorithm 1's exponential adversary, except that a hopeless point weighs at most 1: overlapping
-classes do not take the whole game with them. With more than two classes each pair has scores of its
-own, but the part of them that is a difference of votes, which the pairs share, is shrunk less.
+where m(i, y') is the least score of point i's class against y' over the cells in reach. As a
+minimum of linear functions of the ensemble m is concave, so the loss is convex: it needs no attack
+and has no local minima. The weights exp(-m) / (1 + Σ exp(-m)) of its gradient are those of
+Algorithm 1's adversary, except that no point weighs more than 1, so that overlapping classes do not
+decide everything. With more than two classes each pair has scores of its own; the part of them that
+is a difference of votes, which the pairs share, is penalised less.
 """
 
 from __future__ import annotations
@@ -25,27 +24,29 @@ from .models import Pairs
 
 C = TypeVar("C", bound=Cover)
 Views = Sequence[tuple[int, Ints, Cover]]
-OWN = 3.0  # how much freer than votes the scores of single pairs are
+INDEPENDENCE = 3.0  # the larger, the more the pairs' scores are fitted independently of each other
 
 
 def sharing(pairs: Pairs) -> Floats:
-    """(pairs, pairs), symmetric: independent parameters to scores. Votes of classes are
-    stretched, the rest is not."""
+    """(pairs, pairs), symmetric: makes scores of independent parameters, and enlarges the part that
+    is a difference of votes."""
     first, second = pairs.members
     votes = np.eye(pairs.classes)[first] - np.eye(pairs.classes)[second]
     onto_votes = votes @ votes.T / pairs.classes  # the projection onto differences of votes
-    return np.asarray(np.eye(pairs.count) + (np.sqrt(1 + pairs.classes / OWN**2) - 1) * onto_votes)
+    return np.asarray(
+        np.eye(pairs.count) + (np.sqrt(1 + pairs.classes / INDEPENDENCE**2) - 1) * onto_votes
+    )
 
 
 def class_views(cover: C, y: Ints) -> list[tuple[int, Ints, C]]:
-    """For each class its points, and what the adversary can do there."""
+    """For each class its points and their cover."""
     return [
         (int(k), rows, cover.part(rows)) for k in np.unique(y) for rows in [np.flatnonzero(y == k)]
     ]
 
 
 def robust_margins(views: Views, pairs: Pairs, values: Floats, bias: Floats) -> Floats:
-    """The least score of each point's class against any other over what the adversary can reach."""
+    """The margin of each point: the least score of its class over the cells in reach."""
     out = np.empty(sum(len(rows) for _, rows, _ in views))
     for k, rows, part in views:
         least, _ = part.minima(pairs.against(values, k))
@@ -56,12 +57,10 @@ def robust_margins(views: Views, pairs: Pairs, values: Floats, bias: Floats) -> 
 def robust_loss(
     views: Views, weight: Floats, pairs: Pairs, values: Floats, bias: Floats
 ) -> tuple[float, Floats, Floats]:
-    """The loss above without its penalty; the adversary's mass on (cell, y, y') in each
-    term, and on (y, y').
-
-    The gradient is that mass: the loss falls where a score of y against y' rises.
-    """
-    total, mass = 0.0, np.zeros((len(values), pairs.classes, pairs.classes))
+    """The loss above without its penalty, and its gradient, which is the adversary's mass on
+    (cell, y, y') in each term, and on (y, y')."""
+    total = 0.0
+    mass = np.zeros((len(values), pairs.classes, pairs.classes))
     labels = np.zeros((pairs.classes, pairs.classes))
     for k, rows, part in views:
         others = pairs.others(k)
@@ -72,7 +71,8 @@ def robust_loss(
         normal = terms.sum(axis=1, keepdims=True) + np.exp(-top)
         total += float(weight[rows] @ (np.log(normal) + top)[:, 0])
         push = terms / normal * weight[rows, None]
-        labels[k, others], width = push.sum(axis=0), len(others)
+        labels[k, others] = push.sum(axis=0)
+        width = len(others)
         push = part.incidence.T @ push
         flat = np.bincount(
             (cell * width + np.arange(width)).ravel(), push.ravel(), len(values) * width
@@ -91,7 +91,14 @@ def solve(
     iterations: int,
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Floats, Floats]:
-    """Values of cells and bias. ``weight`` sums to one."""
+    """Values of cells and bias that minimise the loss, by L-BFGS.
+
+    Args:
+        cover: the cells in reach of each point.
+        y: classes of the points; ``weight``: their weights, which sum to one.
+        alpha: the strength of the penalty.
+        iterations: of L-BFGS, at most; ``tick`` is called after each.
+    """
     mix = sharing(pairs)
     alpha *= 2 / pairs.classes  # a pair's share of the points
     shape = (cover.count, pairs.count)
@@ -117,8 +124,9 @@ def solve(
     point = np.concatenate(
         [(0.1 * begin / max(np.abs(begin).max(), 1e-12)).ravel(), np.zeros(pairs.count)]
     )
-    best, left = np.inf, iterations
-    while left > 0:  # a search that stops at a kink often goes on with a fresh memory
+    best = np.inf
+    left = iterations
+    while left > 0:  # L-BFGS that stops where the loss has a kink often goes on after a restart
         result = minimize(
             objective,
             point,
