@@ -209,7 +209,15 @@ def to_split(x: object, y: object, where: object = None) -> Split:
 
 
 def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Images and labels as dense tensors: one-hot labels as classes, integer labels as int64."""
+    """Images and labels as dense tensors, which share memory with what is given where they can.
+
+    Args:
+        x: images (N, …): a tensor, an array or nested lists.
+        y: labels (N,) or one-hot (N, K), also as whole numbers of any type.
+
+    Returns:
+        The images, and the labels as int64 (floats that are not one-hot stay floats).
+    """
     images = _dense(x, "images")
     y = _dense(y, "labels")
     if images.ndim < 2 or y.ndim < 1:

@@ -1,5 +1,4 @@
-"""Batches on the device: the whole split lives there, and each batch is cut,
-augmented and converted.
+"""Shuffled, augmented batches of a split that is kept on the device.
 
 At the sizes of this field (CIFAR-10 is 150 MB) that is faster than any number of worker processes,
 and it makes an epoch a function of one generator: the same seed gives the same batches.
@@ -22,9 +21,12 @@ from mrboost.errors import InputError
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crop after zero padding, then a horizontal flip of every second image on average.
+    """A random crop after zero padding, then a horizontal flip with probability 1/2, drawn for each
+    image by itself.
 
-    Each image has its own draw. `padding=0, flip=False` is the identity and draws nothing.
+    Args:
+        padding: pixels to pad on each side before the crop to the old size; 0: no crop.
+        flip: whether to flip images.
     """
 
     padding: int
@@ -37,8 +39,8 @@ class Augment:
             )
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """For each image: top and left of its crop (0..2*padding, in the padded
-        image), mirrored or not."""
+        """For each image the top and left of its crop in the padded image (0..2*padding), and
+        whether it is flipped."""
         device = generator.device
         top = left = torch.zeros(count, dtype=torch.int64, device=device)
         mirrored = torch.zeros(count, dtype=torch.bool, device=device)
@@ -65,8 +67,8 @@ class Augment:
 
 
 class Mixed(NamedTuple):
-    """The second label of images that are made of two, and how much of each image
-    belongs to its first."""
+    """The second labels of images that are made of two, and the share of each that belongs to its
+    first label."""
 
     second: Tensor
     share: Tensor
@@ -74,12 +76,14 @@ class Mixed(NamedTuple):
 
 @dataclass(frozen=True)
 class CutMix:
-    """Paste a rectangle of the next image of the batch into an image; its label
-    mixes as the areas do.
+    """Paste a rectangle of the next image of a shuffled batch into each image; the labels mix in
+    proportion to the areas (Yun et al. 2019, with alpha 1).
 
-    The rectangle would cover a uniform share of the image, has its proportions and a uniform
-    centre, and is cut off at the border (Yun et al. 2019, with alpha 1); ``probability`` is that of
-    an image to be changed at all. For use on a shuffled batch that is on the device already.
+    The rectangle has the image's proportions, a uniform share of its area and a uniform centre, and
+    is cut off at the border.
+
+    Args:
+        probability: that of an image to be changed at all.
     """
 
     probability: float = 0.5
@@ -92,16 +96,14 @@ class CutMix:
 
     def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Mixed]:
         count, _, height, width = x.shape
-        area, row, column, lot = torch.rand(4, count, 1, generator=generator, device=x.device)
-        side = area.sqrt() * (lot < self.probability)
+        area, row, column, chance = torch.rand(4, count, 1, generator=generator, device=x.device)
+        side = area.sqrt() * (chance < self.probability)
 
         def within(centre: Tensor, size: int) -> Tensor:
-            place, half = (
-                torch.arange(size, device=x.device),
-                (side * size).floor().div(2, rounding_mode="floor"),
-            )
+            pixel = torch.arange(size, device=x.device)
+            half = (side * size).floor().div(2, rounding_mode="floor")
             middle = (centre * size).floor()
-            return torch.logical_and(place >= middle - half, place < middle + half)
+            return torch.logical_and(pixel >= middle - half, pixel < middle + half)
 
         pasted = within(row, height)[:, :, None] & within(column, width)[:, None, :]
         share = 1 - pasted.to(x.dtype).mean(dim=(1, 2))
@@ -111,11 +113,15 @@ class CutMix:
 class Batches:
     """The shuffled batches of a split, float32 in [0, 1] with int64 labels, on one device.
 
-    `epoch(generator)` goes once through the split; shuffling and augmentation draw from that
-    generator (best on the same device, so that nothing has to be moved there). Batches are of equal
-    size but for one image, of at most `batch_size` and, where there are as many, at least `least`
-    images: the few images that would be left for a last batch make poor statistics for BatchNorm,
-    and none if there is one.
+    Batches differ in size by one image at most: the few images that would be left for a last batch
+    make poor statistics for BatchNorm.
+
+    Args:
+        split: the images and labels.
+        batch_size: images in a batch, at most.
+        device: where to keep the split.
+        augment: applied to each batch.
+        least: images in a batch, at least, if the split has as many.
     """
 
     def __init__(
@@ -135,6 +141,8 @@ class Batches:
         return len(self._bounds)
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go once through the split. Shuffling and augmentation draw from ``generator``, which is
+        best on the same device."""
         x, y = self.split.x, self.split.y
         order = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)
         for start, stop in self._bounds:

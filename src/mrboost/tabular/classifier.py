@@ -134,7 +134,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: npt.ArrayLike | None = None) -> Self:
-        """Fit to a table of numbers and its labels."""
+        """Fit to a table.
+
+        Args:
+            X: numbers, (n_samples, n_features).
+            y: labels, (n_samples,).
+            sample_weight: how often each row counts.
+        """
         X, y = self._table(X, y, reset=True)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         check_classification_targets(y)
@@ -164,13 +170,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._labels(self.decision_function(X))
 
     def predict_proba(self, X: Any) -> Floats:
-        """The logistic function of the scores. They were fitted to the worst case, so they err
-        on the careful side."""
+        """The logistic function of the scores. These are fitted to the worst case, so the
+        probabilities are less extreme than the frequencies without an adversary."""
         return _probabilities(self.decision_function(X))
 
     def staged_decision_function(self, X: Any) -> Iterator[Floats]:
-        """After each round of "hedge", each tree, or each column (those that can move a
-        score the most first)."""
+        """The decision function after each round of "hedge", each tree, or each column (in order of
+        how far it can move a score)."""
         check_is_fitted(self)
         X = self._table(X)
         for model in self._history(self.model_):
@@ -185,7 +191,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             yield _probabilities(decision)
 
     def certify(self, X: Any, y: Any, eps: float | npt.ArrayLike | None = None) -> Certificate:
-        """What is proved about each point within ``eps`` (default: the one of the fit)."""
+        """What is proved about each point: margin, radius, and a witness where it is not robust.
+
+        Args:
+            X: points, (n_samples, n_features).
+            y: their labels.
+            eps: the radius of the ball, as in the constructor; by default that of the fit.
+        """
         return self._certified(X, y, eps, more=True)
 
     def robust_score(
@@ -195,8 +207,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         eps: float | npt.ArrayLike | None = None,
         sample_weight: npt.ArrayLike | None = None,
     ) -> float:
-        """The share of the points that are proved to be classified correctly
-        in their whole balls."""
+        """The share of the points that are proved to be classified correctly in their whole balls;
+        arguments as in ``certify``."""
         robust = self._certified(X, y, eps, more=False).robust
         weight = _check_sample_weight(
             sample_weight, robust, dtype=np.float64, ensure_non_negative=True
@@ -208,7 +220,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _certified(
         self, X: Any, y: Any, eps: float | npt.ArrayLike | None, *, more: bool
     ) -> Certificate:
-        """With ``more``, radii and witnesses too."""
+        """The certificate; with ``more``, radii and witnesses too."""
         check_is_fitted(self)
         X, codes = self._labelled(X, y)
         ball = self.eps_ if eps is None else self._radius(eps)
@@ -310,28 +322,28 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _training_certificate(self, X: Floats, codes: Ints, fitted: Fitted) -> Certificate:
         attainable = attainable_accuracy(X, codes, self.eps_) if len(X) <= MAX_MATCHED else None
         found = certify(fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0)
-        said = []
+        messages = []
         if fitted.is_tie:
             remedy = (
                 "use nu='auto' or solver='smooth'"
                 if fitted.nu == 0
                 else "use a larger nu or solver='smooth'"
             )
-            said.append(
+            messages.append(
                 f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}"
             )
         elif len(np.unique(predicted(fitted.model, X))) == 1:
-            said.append(
+            messages.append(
                 "the fit predicts one class everywhere: use a smaller eps or alpha, or base='tree'"
             )
         if attainable is not None and attainable < 0.9:
-            said.append(
+            messages.append(
                 "points of different classes lie within 2 eps of each other, and no classifier can "
                 f"have more than {attainable:.1%} of them right robustly: use a smaller eps if "
                 "that is too little"
             )
-        if said:
-            warnings.warn("; ".join(said), RobustnessWarning, stacklevel=3)
+        if messages:
+            warnings.warn("; ".join(messages), RobustnessWarning, stacklevel=3)
         return replace(found, value=fitted.value, attainable=attainable)
 
 
