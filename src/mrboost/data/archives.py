@@ -23,7 +23,7 @@ from mrboost.errors import InputError
 
 MIB = 2**20
 GIB = 2**30
-MAX_FILES = 2**21  # ImageNet has 1.3 million images
+MAX_FILES = 1_500_000  # ImageNet has 1.3 million images
 MAX_READ = 8 * GIB
 MAX_MEMORY = 8 * GIB
 MAX_RATIO = 200  # bytes of memory for each byte read, beyond the first GiB
