@@ -139,8 +139,6 @@ def mrboost(
         >>> bool(run.lower[-1] <= 1 / 7 <= run.upper[-1])
         True
     """
-    if not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
     if not isinstance(game, Learner):
@@ -231,6 +229,9 @@ def regret_bound(points: int, rounds: int, eta: float, scale: float = 1.0) -> fl
 
 
 def _rates(eta: float | str, rounds: int, game: Payoff | Learner) -> Floats:
+    """η of each round."""
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}")
     if isinstance(eta, str):
         named = {
             "practical": np.full(rounds, math.sqrt(math.log(max(game.points, 2)) / rounds)),
