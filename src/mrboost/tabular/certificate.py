@@ -1,4 +1,4 @@
-"""Certificates: what is proved about each point x of class y within the ball of radius eps,
+"""Certificates: what is proved about each point x of class y within the ball of radius eps:
 
     margin(x, y) = min over y' != y and |δ_j| <= eps_j of  score_y(x + δ) - score_y'(x + δ).
 

@@ -1,4 +1,4 @@
-"""The best robust accuracy that any classifier can have on a table,
+"""The best robust accuracy that any classifier can have on a table:
 
     1 - (size of the largest matching of conflicts) / n.
 

@@ -1,4 +1,4 @@
-"""The solver "smooth": minimises the logistic loss of the worst case,
+"""The solver "smooth": minimises the logistic loss of the worst case:
 
     mean_i log(1 + Σ_{y'} exp(-m(i, y')))  +  alpha * |parameters|^2,
 
