@@ -1,10 +1,12 @@
-"""A copy of a network that answers as it does, sooner: what attacks and searches run on.
+"""Faster copies of networks, on which attacks and searches run.
 
-``quick`` traces the network and makes a copy with BatchNorm folded into the layers before it, in
-channels-last memory, with less to do around pooling and the images, or on a CUDA device in half
-precision with convolutions and what follows them fused. Its weights need no gradient. A copy is
-used only where it answers as the network does, gradients included; otherwise the network itself is.
-``refresh`` brings a copy up to the present weights of a network that is being trained, in place.
+``quick`` traces a network and makes a copy of it. BatchNorm is folded into the layers before it,
+memory is channels-last, and the weights need no gradient. On the CPU there is less to compute
+around pooling and the images; on a CUDA device the copy is in half precision, and convolutions are
+fused with what follows them (``fusing.py``). A copy is used only if it answers as the network does,
+gradients included; otherwise the network itself is.
+
+``refresh`` gives a copy the present weights of a network that is being trained, in place.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor, fx, nn
 
 from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.seeds import keep_random_state
+from mrboost.seeds import keep_random_state, random_state
 from mrboost.threat import wide
 
 from .fusing import (
@@ -38,16 +40,29 @@ Model = Callable[[Tensor], Tensor]
 Pass = Callable[[fx.GraphModule], object]
 
 _SAMPLE = 8
-_LARGE = 64.0
+"""Images on which a copy is compared with the network."""
+_LARGEST_GRADIENT = 64.0
 """Gradients enter the half-precision network with this as their largest entry."""
+_CPU_PASSES: tuple[Sequence[Pass], ...] = ((pool_before_relu, thin_inputs), ())
+_CUDA_PASSES: tuple[Sequence[Pass], ...] = (
+    (fuse_relu, fuse_sums, fuse_norm_relu),
+    (fuse_relu,),
+    (),
+)
+"""Passes over the traced network, the fastest first; the others are for networks that these do not
+suit."""
 
 
 def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
-    """A faster copy that answers as ``model`` (in eval mode) does on images like ``x``,
-    or the model itself.
+    """A faster copy that answers as the model does.
 
-    The copy is tried on ``size`` images at once: a device that is ready for so
-    many is so from then on.
+    Args:
+        model: a network in eval mode.
+        x: images like those that it will see.
+        size: on how many images at once the copy is tried; the device is prepared for so many then.
+
+    Returns:
+        The copy; the model itself where none answers alike, or where it draws random numbers.
     """
     if not isinstance(model, nn.Module) or x.dtype != torch.float32 or x.ndim != 4:
         return model
@@ -57,56 +72,53 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
         if _draws(model, sample):
             return model
     wanted = _answer(model, sample)
-    for passes in (
-        ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())
-        if x.is_cuda
-        else ((pool_before_relu, thin_inputs), ())
-    ):
+    for passes in _CUDA_PASSES if x.is_cuda else _CPU_PASSES:
         try:
-            # Where a traced network fails, torch prints its source
+            # Where a traced network fails, torch prints its source.
             with redirect_stderr(StringIO()):
                 copy = _copy(model, half=x.is_cuda, passes=passes)
                 answer = _answer(copy, sample[rows])
-            logits, gradient = (
-                (mine - theirs[rows]).norm() / theirs[rows].norm().clamp(min=1e-12)
-                for mine, theirs in zip(answer, wanted, strict=True)
-            )
-            # Gradients too: tracing loses a backward pass of the model's own, such as a
-            # straight-through estimator.
-            close = (
-                bool(logits < 2e-2 and gradient < 0.2)
-                if x.is_cuda
-                else bool(logits < 1e-4 and gradient < 1e-2)
-            )
+            close = _is_close(answer, wanted, rows)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # whatever a stranger's model does that tracing cannot follow
+        except Exception:  # whatever a user's model does that tracing cannot follow
             continue
         if close:
             return copy
     return model
 
 
-def _draws(model: Model, x: Tensor) -> bool:
-    """Whether it draws random numbers: from a global stream, which has moved then, or such
-    that its answers differ.
+Answer = tuple[Tensor, Tensor]
+"""Logits, and a gradient in the images."""
 
-    A traced copy would make one draw for ever.
-    """
-    before = _streams(x.device)
-    with torch.no_grad():
-        answers = [model(x.clone()) for _ in range(8)]
-    return _streams(x.device) != before or not all(
-        torch.equal(answers[0], other) for other in answers[1:]
+
+def _is_close(answer: Answer, wanted: Answer, rows: Tensor) -> bool:
+    """Whether a copy answers as the model: logits, and gradients, since tracing loses a backward
+    pass of the model's own, such as a straight-through estimator."""
+    logits, gradient = (
+        (mine - theirs[rows]).norm() / theirs[rows].norm().clamp(min=1e-12)
+        for mine, theirs in zip(answer, wanted, strict=True)
     )
+    if rows.is_cuda:
+        return bool(logits < 2e-2 and gradient < 0.2)
+    return bool(logits < 1e-4 and gradient < 1e-2)
 
 
-def _streams(device: torch.device) -> list[object]:
-    """Where the global random streams are that a model may draw from."""
-    states = [
-        torch.get_rng_state(),
-        *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
-    ]
+def _draws(model: Model, x: Tensor) -> bool:
+    """Whether the model draws random numbers: its answers differ, or a global generator has moved.
+
+    A traced copy would repeat one draw for ever.
+    """
+    before = _generator_states(x.device)
+    with torch.no_grad():
+        first, *others = [model(x.clone()) for _ in range(8)]
+    moved = _generator_states(x.device) != before
+    return moved or not all(torch.equal(first, other) for other in others)
+
+
+def _generator_states(device: torch.device) -> list[object]:
+    """Of the global random generators that a model may draw from."""
+    states = list(random_state(device).values())
     return [
         *(state.numpy().tobytes() for state in states),
         random.getstate(),
@@ -115,23 +127,22 @@ def _streams(device: torch.device) -> list[object]:
 
 
 def refresh(copy: Model) -> None:
-    """Bring a copy, or all copies in an ensemble, up to the present weights of
-    what they are copies of."""
+    """Give a copy, or all copies in an ensemble, the present weights of their networks."""
     for part in copy.modules() if isinstance(copy, nn.Module) else ():
         if isinstance(part, Copy):
             part.refresh()
 
 
-def _answer(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the gradient in the images of a fixed mixture of them; zero
+def _answer(model: Model, x: Tensor) -> Answer:
+    """Logits, and the gradient in the images of a fixed combination of them; zero
     where there is none."""
     x = x.clone().requires_grad_(True)
     with torch.enable_grad():
         logits = model(x.clone())
-        mixture = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
-    gradient = (
-        torch.autograd.grad(mixture, x, allow_unused=True)[0] if mixture.requires_grad else None
-    )
+        total = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
+    gradient = None
+    if total.requires_grad:
+        gradient = torch.autograd.grad(total, x, allow_unused=True)[0]
     return logits.detach(), torch.zeros_like(x) if gradient is None else gradient
 
 
@@ -139,14 +150,19 @@ def _copy(model: nn.Module, *, half: bool, passes: Sequence[Pass]) -> nn.Module:
     if not isinstance(model, Ensemble | Mixture):
         return Copy(model, half=half, passes=passes)
     members = [_copy(member, half=half, passes=passes) for member in model]
-    # To the members' device: the weights of an ensemble that was put together of
-    # them may lie elsewhere.
+    # On the members' device: the weights of an ensemble may lie elsewhere.
     return type(model)(members, model.weights.tolist()).to(device_of(model)).eval()
 
 
 class Copy(nn.Module):
     """A traced network without BatchNorm; in half precision inside, if asked to be,
-    and float32 outside."""
+    and float32 outside.
+
+    Args:
+        source: the network.
+        half: whether it computes in half precision.
+        passes: what is done to the traced network.
+    """
 
     def __init__(
         self, source: nn.Module, *, half: bool = False, passes: Sequence[Pass] = ()
@@ -154,7 +170,7 @@ class Copy(nn.Module):
         super().__init__()
         network = deepcopy(source).eval()
         for part in network.modules():
-            # A hook that looks on would see the tracing; one that matters shows in quick
+            # A hook that watches would see the tracing; ``quick`` sees one that changes answers.
             part._forward_hooks.clear()
         network = fx.symbolic_trace(network)
         folded = fold_batch_norm(network)
@@ -166,30 +182,19 @@ class Copy(nn.Module):
         self.network = _halve(network) if half else network
         self.half_precision = half
         self.eval()
-        mine, theirs = (
-            dict(
-                [
-                    *m.named_parameters(remove_duplicate=False),
-                    *m.named_buffers(remove_duplicate=False),
-                ]
-            )
-            for m in (network, source)
-        )
+        mine, theirs = _tensors(network), _tensors(source)
         self._folds = [
             _Fold(
                 mine.pop(f"{layer}.weight"),
                 mine.pop(f"{layer}.bias"),
                 source.get_submodule(layer),
-                norm,
+                source.get_submodule(norm),
             )
-            for layer, norm in ((layer, source.get_submodule(norm)) for layer, norm in folded)
+            for layer, norm in folded
         ]
-        if lost := [
-            name
-            for name, value in mine.items()
-            if isinstance(value, nn.Parameter) and name not in theirs
-        ]:
-            raise ValueError(f"a copy cannot follow {lost[0]}")
+        for name, value in mine.items():
+            if isinstance(value, nn.Parameter) and name not in theirs:
+                raise ValueError(f"a copy cannot follow {name}")
         same = [name for name in mine if name in theirs]
         self._same = [mine[name] for name in same], [theirs[name] for name in same]
 
@@ -203,17 +208,26 @@ class Copy(nn.Module):
         if not self.half_precision:
             return self.network(x.contiguous(memory_format=torch.channels_last))  # type: ignore[no-any-return]
         scales: list[Tensor] = []
-        logits = self.network(_Enter.apply(x, scales))  # type: ignore[no-untyped-call]
-        return _Leave.apply(logits, scales)  # type: ignore[no-untyped-call, no-any-return]
+        logits = self.network(_ToHalf.apply(x, scales))  # type: ignore[no-untyped-call]
+        return _ToFloat.apply(logits, scales)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names."""
+    return {
+        **dict(network.named_parameters(remove_duplicate=False)),
+        **dict(network.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _halve(network: nn.Module) -> nn.Module:
-    """In half precision, but for what is left of BatchNorm, whose variances half
-    precision does not hold."""
+    """Convert to half precision, but for what is left of BatchNorm, whose variances it does not
+    hold."""
     for part in network.modules():
         if "running_var" not in dict(part.named_buffers(recurse=False)):
             for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-                tensor.data = tensor.data.half() if tensor.is_floating_point() else tensor.data
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.half()
     return network
 
 
@@ -221,7 +235,10 @@ class _Fold:
     """A layer's weights with those of the BatchNorm after it: w γ/σ and (b − μ) γ/σ + β."""
 
     def __init__(self, weight: Tensor, bias: Tensor, layer: Any, norm: Any) -> None:
-        self.weight, self.bias, self.layer, self.norm = weight, bias, layer, norm
+        self.weight = weight
+        self.bias = bias
+        self.layer = layer
+        self.norm = norm
 
     def __call__(self) -> None:
         layer, norm = self.layer, self.norm
@@ -235,9 +252,9 @@ class _Fold:
         )
 
 
-class _Enter(torch.autograd.Function):
-    """Into half precision; gradients come back scaled to what they were, and without what
-    overflowed on the way."""
+class _ToHalf(torch.autograd.Function):
+    """To half precision; in the backward pass gradients get their scale back, and zeros for what
+    overflowed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: list[Tensor]) -> Tensor:
@@ -250,8 +267,9 @@ class _Enter(torch.autograd.Function):
         return (gradient * scale).nan_to_num_(0.0, 0.0, 0.0), None  # in float32, as the scale is
 
 
-class _Leave(torch.autograd.Function):
-    """Out of half precision; each example's gradient is scaled to what half precision holds."""
+class _ToFloat(torch.autograd.Function):
+    """To float32; in the backward pass each example's gradient is scaled to what half precision
+    holds."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, scales: list[Tensor]) -> Tensor:
@@ -260,6 +278,6 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        scale = gradient.abs().amax(dim=1).clamp(min=1e-30) / _LARGE
+        scale = gradient.abs().amax(dim=1).clamp(min=1e-30) / _LARGEST_GRADIENT
         ctx.scales.append(scale)
         return (gradient / scale[:, None]).half(), None

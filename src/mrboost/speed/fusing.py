@@ -1,5 +1,9 @@
-"""Passes over a traced network that leave its answers as they are and give
-the device less to do."""
+"""Passes over a traced network that keep its answers and give the device less to do.
+
+``fold_batch_norm`` is for all devices, ``fuse_relu``, ``fuse_sums`` and ``fuse_norm_relu`` are for
+CUDA devices, ``pool_before_relu`` and ``thin_inputs`` for the CPU. The operations here have
+gradients in the images only: the weights of a copy need none.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,16 @@ _RELUS = (F.relu, torch.relu, torch.relu_)
 
 
 def fold_batch_norm(model: fx.GraphModule) -> list[tuple[str, str]]:
-    """Each BatchNorm that follows a layer of its own becomes a part of that layer's weights.
+    """Put each BatchNorm that alone follows a layer into that layer's weights.
 
-    Returns the names of the layers and of the BatchNorms that went into them.
+    Returns:
+        The names of the layers, and of the BatchNorms that are in them now.
     """
     modules, uses = dict(model.named_modules()), _uses(model)
     folded: list[tuple[str, str]] = []
     for node in list(model.graph.nodes):
-        norm, before = modules.get(str(node.target)), next(iter(node.args), None)
+        norm = modules.get(str(node.target))
+        before = next(iter(node.args), None)
         if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
             continue
         layer = _layer(before, modules, uses)
@@ -77,24 +83,23 @@ def fuse_relu(model: fx.GraphModule) -> None:
 
 
 def fuse_sums(model: fx.GraphModule) -> None:
-    """Where two layers take what a fused convolution gives, its ReLU and the sum of their
-    gradients are one kernel."""
+    """Where two layers take the output of a fused convolution, the sum of their gradients and the
+    backward pass of its ReLU become one kernel."""
     modules = dict(model.named_modules())
     for node in list(model.graph.nodes):
         layer = modules.get(str(node.target))
         if node.op != "call_module" or not isinstance(layer, _ConvRelu) or len(node.users) != 2:
             continue
         layer.twice = True
-        for place, user in reversed(list(enumerate(node.users))):
+        for index, user in reversed(list(enumerate(node.users))):
             with model.graph.inserting_after(node):
-                user.replace_input_with(
-                    node, model.graph.call_function(operator.getitem, (node, place))
-                )
+                output = model.graph.call_function(operator.getitem, (node, index))
+                user.replace_input_with(node, output)
 
 
 def fuse_norm_relu(model: fx.GraphModule) -> None:
-    """``relu(norm(x))``, where BatchNorm has no layer of its own before it, becomes one
-    compiled kernel each way."""
+    """``relu(norm(x))``, where BatchNorm is in no layer's weights, becomes one compiled kernel in
+    each direction."""
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
         norm = _layer(node.args[0], modules, uses) if _is_relu(node, modules) else None
@@ -110,22 +115,20 @@ def pool_before_relu(model: fx.GraphModule) -> None:
     included, with less to do."""
     modules, uses = dict(model.named_modules()), _uses(model)
     for node in list(model.graph.nodes):
-        pool, relu = modules.get(str(node.target)), next(iter(node.args), None)
-        if (
-            not isinstance(pool, nn.MaxPool2d)
-            or pool.return_indices
-            or not isinstance(relu, fx.Node)
-        ):
+        pool = modules.get(str(node.target))
+        relu = next(iter(node.args), None)
+        if not isinstance(pool, nn.MaxPool2d) or not isinstance(relu, fx.Node):
             continue
-        if _is_relu(relu, modules) and len(relu.users) == 1 and uses[node.target] == 1:
+        alone = len(relu.users) == 1 and uses[node.target] == 1 and not pool.return_indices
+        if alone and _is_relu(relu, modules):
             model.set_submodule(str(node.target), _PoolRelu(pool))
             relu.replace_all_uses_with(relu.args[0])  # type: ignore[arg-type]
             model.graph.erase_node(relu)
 
 
 def thin_inputs(model: fx.GraphModule) -> None:
-    """Convolutions of grey or coloured images get a pass back of their own: oneDNN's is
-    made for 16 channels."""
+    """Convolutions of grey or coloured images get their own backward pass: oneDNN's is made for
+    16 channels."""
     for name, layer in list(model.named_modules()):
         if _plain(layer) and layer.in_channels <= 3 and layer.groups == 1:
             model.set_submodule(name, _ThinConv(layer))
@@ -148,7 +151,8 @@ def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> n
 
 
 def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
-    """A convolution with zeros around, whose weight is a parameter and not computed of others."""
+    """Whether it is a convolution padded with zeros, whose weight is a parameter and not computed
+    from others."""
     if not isinstance(layer, nn.Conv2d) or not isinstance(layer.weight, nn.Parameter):
         return False
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
@@ -161,36 +165,40 @@ def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 
 
 class _Conv(nn.Module):
-    """What a convolution has, for one that does it otherwise."""
+    """A convolution's weights and geometry, for modules that compute it in another way."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.weight, self.bias = conv.weight, conv.bias
+        self.weight = conv.weight
+        self.bias = conv.bias
         self.how = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
 class _ConvRelu(_Conv):
+    """``relu(conv(x) + bias + other)``; ``bias`` is that of another convolution, whose output
+    without it is ``other``. With ``twice`` it returns its output two times, for two layers."""
+
     def __init__(self, conv: nn.Conv2d, bias: Tensor | None) -> None:
         super().__init__(conv)
-        self.others = (bias,)  # another layer's, so it is no parameter of this one
+        self.others = (bias,)  # in a tuple, so that it is not registered as a parameter
         self.twice = False
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        (more,) = self.others
-        bias = more if self.bias is None else self.bias if more is None else self.bias + more
+        biases = [bias for bias in (self.bias, *self.others) if bias is not None]
+        bias = sum(biases[1:], biases[0]) if biases else None
         return _FusedConv.apply(x, self.weight, bias, other, self.how, self.twice)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _BareConv(_Conv):
-    """Without its bias, which is added elsewhere."""
+    """A convolution without its bias, which is added elsewhere."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _StridedConv.apply(x, self.weight, self.how)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _StridedConv(torch.autograd.Function):
-    """With gradients in the images only. Of the pixels that a kernel of one pixel jumps over
-    nothing is read: cuDNN's own choice for such a layer can take five times as long."""
+    """A convolution. A kernel of one pixel reads only the pixels that its stride selects: what
+    cuDNN chooses for such a layer can take five times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, how: Any) -> Tensor:
@@ -198,10 +206,8 @@ class _StridedConv(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         stride, padding, dilation, groups = how
         if weight.shape[2:] == (1, 1) and tuple(padding) == (0, 0):
-            x, stride = (
-                x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last),
-                (1, 1),
-            )
+            x = x[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last)
+            stride = (1, 1)
         return torch.conv2d(x, weight, None, stride, padding, dilation, groups)
 
     @staticmethod
@@ -211,10 +217,8 @@ class _StridedConv(torch.autograd.Function):
 
 
 class _FusedConv(torch.autograd.Function):
-    """With gradients in the images (and in what is added) only: the weights of a copy need none.
-
-    Given ``twice``, for two that take it, so that their gradients come one by one.
-    """
+    """cuDNN's convolution with bias, sum and ReLU. With ``twice`` there are two outputs in the same
+    memory, so that the gradients of two layers come one by one."""
 
     @staticmethod
     def forward(
@@ -233,7 +237,9 @@ class _FusedConv(torch.autograd.Function):
         ctx.how, ctx.added = how, other is not None
         ctx.save_for_backward(x, weight, y)
         ctx.set_materialize_grads(False)
-        return (y, y.new_empty(0).set_(y.untyped_storage(), 0, y.shape, y.stride())) if twice else y
+        if not twice:
+            return y
+        return y, y.new_empty(0).set_(y.untyped_storage(), 0, y.shape, y.stride())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -245,17 +251,12 @@ class _FusedConv(torch.autograd.Function):
             through = _sum_where_positive()(*given, y)
         else:
             through = torch.ops.aten.threshold_backward(sum(given[1:], given[0]), y, 0)
-        return (
-            _into_images(through, x, weight, ctx.how),
-            None,
-            None,
-            through if ctx.added else None,
-            None,
-            None,
-        )
+        into_other = through if ctx.added else None
+        return _into_images(through, x, weight, ctx.how), None, None, into_other, None, None
 
 
 def _into_images(gradient: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tensor:
+    """The gradient of a convolution in its input."""
     stride, padding, dilation, groups = how
     into, _, _ = torch.ops.aten.convolution_backward(
         gradient,
@@ -287,29 +288,31 @@ class _PoolRelu(nn.Module):
 
 
 class _FusedPool(torch.autograd.Function):
-    """Keeps the largest of each window and where it was; nothing of the rest."""
+    """``relu(maxpool(x))``; keeps its output and the positions for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: Any) -> Tensor:
         if not ctx.needs_input_grad[0] and how == ([2, 2], [2, 2], [0, 0], [1, 1], False):
-            rows = torch.maximum(x[:, :, :-1:2], x[:, :, 1::2])  # where it was does not matter
+            rows = torch.maximum(x[:, :, :-1:2], x[:, :, 1::2])  # positions are not needed
             return torch.maximum(rows[..., :-1:2], rows[..., 1::2]).relu_()
         y: Tensor
-        y, places = torch.ops.aten.max_pool2d_with_indices(x, *how)
+        y, positions = torch.ops.aten.max_pool2d_with_indices(x, *how)
         ctx.how, ctx.shape = how, x.shape
-        ctx.save_for_backward(y.relu_(), places)
+        ctx.save_for_backward(y.relu_(), positions)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        y, places = ctx.saved_tensors
+        y, positions = ctx.saved_tensors
         through = torch.ops.aten.threshold_backward(
             gradient.contiguous(memory_format=torch.channels_last), y, 0
         )
         x = torch.empty(
             ctx.shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last
         )
-        return torch.ops.aten.max_pool2d_with_indices_backward(through, x, *ctx.how, places), None
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            through, x, *ctx.how, positions
+        ), None
 
 
 class _ThinConv(_Conv):
@@ -318,8 +321,8 @@ class _ThinConv(_Conv):
 
 
 class _SpreadConv(torch.autograd.Function):
-    """With gradients in the images only: one product for all places of the kernel, each
-    added where it belongs."""
+    """A convolution whose backward pass is one matrix product for all positions of the kernel; each
+    part of it is added where it belongs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
@@ -329,29 +332,22 @@ class _SpreadConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,), (stride, padding, dilation, _) = ctx.saved_tensors, ctx.how
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, _ = ctx.how
         count, channels, height, width = ctx.shape
-        kernels, pixels = (
-            weight.movedim(0, -1).flatten(0, -2),
-            gradient.movedim(1, -1).flatten(0, -2),
-        )
-        parts = (kernels @ pixels.T).view(*weight.shape[1:], count, *gradient.shape[2:])
-        into = gradient.new_zeros(channels, count, height + 2 * padding[0], width + 2 * padding[1])
-        for i, j in product(*map(range, weight.shape[2:])):
-            rows, columns = (
-                slice(start, start + s * size, s)
-                for start, s, size in zip(
-                    (i * dilation[0], j * dilation[1]), stride, gradient.shape[2:], strict=True
-                )
-            )
-            into[:, :, rows, columns] += parts[:, i, j]
+        rows, columns = gradient.shape[2:]
+        kernels = weight.movedim(0, -1).flatten(0, -2)
+        pixels = gradient.movedim(1, -1).flatten(0, -2)
+        parts = (kernels @ pixels.T).view(*weight.shape[1:], count, rows, columns)
         top, left = padding
-        return (
-            into[:, :, top : top + height, left : left + width].transpose(0, 1).contiguous(),
-            None,
-            None,
-            None,
-        )
+        into = gradient.new_zeros(channels, count, height + 2 * top, width + 2 * left)
+        for i, j in product(*map(range, weight.shape[2:])):
+            y, x = i * dilation[0], j * dilation[1]
+            at_rows = slice(y, y + stride[0] * rows, stride[0])
+            at_columns = slice(x, x + stride[1] * columns, stride[1])
+            into[:, :, at_rows, at_columns] += parts[:, i, j]
+        cut = into[:, :, top : top + height, left : left + width]
+        return cut.transpose(0, 1).contiguous(), None, None, None
 
 
 class _NormRelu(nn.Module):
@@ -371,7 +367,7 @@ class _NormRelu(nn.Module):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """With gradients in the images only."""
+    """``relu(x * scale + shift)``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -386,7 +382,7 @@ class _FusedNorm(torch.autograd.Function):
 
 @cache
 def _sum_where_positive() -> Callable[..., Tensor]:
-    """``(a + b) * (y > 0)``, made while the program runs, in a tenth of a second."""
+    """``(a + b) * (y > 0)`` as one kernel, compiled at run time in a tenth of a second."""
     code = (
         "template <typename T> T sum_where_positive(T a, T b, T y) { return y > T(0) ? a + b : "
         "T(0); }"
