@@ -1,9 +1,9 @@
 """AutoAttack against its oracle, ``pyautoattack``, which is bit-identical to the
 reference implementation.
 
-Random starts and squares differ, so two runs can differ on points at the edge: at most 0.2 % of
-them may, and none of ours may be invalid. The sizes here are chosen for two minutes on one core;
-``benchmarks/autoattack.py`` runs the same comparison in full.
+Random starts and squares differ, so two runs can differ on points at the edge: one of them may
+here, and none of ours may be invalid. The comparisons are small; ``benchmarks/autoattack.py`` runs
+them in full.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def mnist() -> tuple[nn.Module, Tensor, Tensor]:
     MNIST made robust at 0.1."""
     data = mrboost.data.load("mnist", development_data("mnist.npz").parent)
     part = mrboost.data.Dataset(
-        "mnist-part", data.train[:4000], data.test, data.classes, data.defaults
+        "mnist-part", data.train[:2000], data.test, data.classes, data.defaults
     )
     model = mrboost.boost(
         "at",
@@ -92,7 +92,7 @@ def agree(
     steps: int = 100,
     targets: int = 9,
 ) -> None:
-    """Same survivors but for one point, or 0.2 % of more than 500; all of ours real."""
+    """Same survivors but for one point; all of ours real."""
     searches: list[Search] = [
         replace(search, steps=steps, targets=min(targets, search.targets))
         if isinstance(search, APGD | FAB)
@@ -125,7 +125,7 @@ def agree(
             )
     assert 0.05 < standing.float().mean() < 0.95, "a comparison where something happens"
     differing = int((standing != found.alive).sum())
-    assert differing <= max(1, 0.002 * len(x)), f"{differing} of {len(x)} points differ"
+    assert differing <= 1, f"{differing} of {len(x)} points differ"
 
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
@@ -158,12 +158,12 @@ def test_only_the_first_stages() -> None:
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
-def test_agrees_on_a_thousand_digits(norm: str, eps: float, model, points) -> None:
+def test_agrees_on_digits(norm: str, eps: float, model, points) -> None:
     """Here and below at the radius that the network was made for, where
     chance decides few points."""
     agree(
         model,
-        *(part[:1000] for part in points),
+        *(part[:250] for part in points),
         AutoAttack(eps, norm),
         queries=60,
         steps=30,
@@ -175,7 +175,7 @@ def test_agrees_on_a_thousand_digits(norm: str, eps: float, model, points) -> No
 def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
     agree(
         ensemble,
-        *(part[1000:1500] for part in points),
+        *(part[1000:1120] for part in points),
         AutoAttack(eps, norm),
         queries=60,
         steps=30,
@@ -186,14 +186,14 @@ def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 1.0)])
 def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
     model, x, y = mnist
-    agree(model, x[:500], y[:500], AutoAttack(eps, norm), queries=60, steps=30, targets=3)
+    agree(model, x[:100], y[:100], AutoAttack(eps, norm), queries=60, steps=30, targets=3)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
 def test_agrees_with_all_steps_and_targets(norm: str, eps: float, model, points) -> None:
     """Beyond that radius, where few points stand, since those take the time."""
     x, y = points
-    agree(model, x[:50], y[:50], AutoAttack(eps, norm), queries=100)
+    agree(model, x[:30], y[:30], AutoAttack(eps, norm), queries=100)
 
 
 def test_plus_agrees(model, points) -> None:
