@@ -1,8 +1,7 @@
-"""What a search is: an attack as a machine that moves many images at once, each
-at its own iteration.
+"""What APGD, FAB and Square share: called by itself, a search runs on all images at once.
 
-Its state is a dictionary of tensors whose first dimension counts lanes, and ``step`` maps a state
-to the next. The queue (``survivors.py``) decides what runs in the lanes.
+What a search has to provide is ``base.BatchedSearch``; ``survivors.py`` decides which images it
+works on.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .survivors import run
 
 @dataclass(frozen=True)
 class Search(BatchedSearch):
-    """A batched search that is an attack by itself."""
+    """A batched search that can also be called as an attack."""
 
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
@@ -35,8 +34,11 @@ class Search(BatchedSearch):
 
 @dataclass(frozen=True)
 class Aimed(Search):
-    """A search whose runs are aimed at the ``targets`` most likely false labels in turn,
-    with ``restarts`` each."""
+    """A search with one job for each target and restart.
+
+    The targets are the ``targets`` most likely false labels in turn; with 0 of them the runs are
+    untargeted.
+    """
 
     targets: int = field(default=0, kw_only=True)
     restarts: int = field(default=1, kw_only=True)
@@ -45,10 +47,11 @@ class Aimed(Search):
         return self.restarts * (min(self.targets, classes - 1) or 1)
 
     def target(self, ranking: Tensor, job: Tensor) -> Tensor:
+        """The label that each lane's job is aimed at."""
         return ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1)
 
     def start(self, x: Tensor, keys: Tensor, radius: Tensor | float) -> Tensor:
-        """Images at distance ``radius`` in a random direction, but for the box."""
+        """Images at distance ``radius`` in a random direction, clipped to the box."""
         noise = 2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1
         if self.norm == "L2":
             noise = torch.erfinv(noise)  # normal, up to a factor
@@ -57,6 +60,7 @@ class Aimed(Search):
 
 
 def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
+    """The attack's seed, or one drawn from the generator, if there is one, or at random."""
     if generator is not None:
         return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     return torch.Generator().seed() if seed is None else seed
