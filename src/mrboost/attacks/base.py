@@ -248,7 +248,8 @@ class BatchedSearch(Attack):
 
     def advance(self, model: Classifier, state: State) -> State:
         """A step of the lanes that have evaluations left; the others keep what they found."""
-        over, new = state["t"] >= self.evaluations(), self.step(model, state)
+        over = state["t"] >= self.evaluations()
+        new = self.step(model, state)
         return new | {
             key: torch.where(wide(over, new[key]), state[key], new[key])
             for key in ("t", "hit", "found")

@@ -81,7 +81,8 @@ def run(
             for evaluations, broken in queue.run(engine):
                 work(evaluations + broken * later)
                 tell(points, number)
-            points.done, points.most = points.done[:, :0], 0
+            points.done = points.done[:, :0]
+            points.most = 0
             tell(points, number + 1)
     return points
 
@@ -191,8 +192,10 @@ class Queue:
             self.state = engine.advance(search.advance, self.state, count, self.number, left)
         except torch.OutOfMemoryError as error:
             return self._shrink(error), 0
-        before, self.spent = self.spent, self.state["t"].cpu()
-        evaluations, broken = self._of_standing(self.spent - before), 0
+        before = self.spent
+        self.spent = self.state["t"].cpu()
+        evaluations = self._of_standing(self.spent - before)
+        broken = 0
         ended = self.spent >= self.length
         look = ended if search.patient else ended | self.state["hit"].cpu()
         if look.any():

@@ -206,7 +206,8 @@ class Engine:
                 with torch.cuda.device(state["t"].device):
                     return self._replay(step, state, count, search, left)
             except NotCapturedError:  # a loss that looks at values, say
-                self._captures, self._graph = False, None
+                self._captures = False
+                self._graph = None
             except torch.OutOfMemoryError:
                 self._graph = None
                 raise
