@@ -30,8 +30,6 @@ from .search import Search, seed_of
 from .square import Square
 from .survivors import run
 
-UP_TO = " up to "
-"""In the name of one that ends early, before the name of the last attack."""
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
         APGD(eps, norm),
@@ -85,7 +83,9 @@ class AutoAttack(Attack):
     @property
     def name(self) -> str:
         whole = "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
-        return whole if self.stages is None else f"{whole}{UP_TO}{self.searches[-1].name}"
+        if self.stages is None:
+            return whole
+        return f"{whole} up to {self.searches[-1].name}"
 
     @property
     def searches(self) -> tuple[Search, ...]:
