@@ -42,7 +42,7 @@ def test_augmentation_can_be_chosen(
         main(["train", "--resume", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")])
         == 0
     )
-    assert "augment.flip: True -> False" in error_of(
+    assert "flip: True -> False" in error_of(
         capsys, "train", "at", "--padding", "1", "--no-flip", "--resume", *quick
     )
     assert "padding -1 is negative" in error_of(

@@ -3,7 +3,6 @@ compared, what is refused."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,8 @@ from mrboost.cli.commands import main
 from mrboost.data import Dataset, Split
 from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
-from mrboost.recipes.config import Options, describe, resolve
+from mrboost.options import BY_NAME, TrainingOptions
+from mrboost.recipes.config import describe, resolve
 from mrboost.runs import Run
 from mrboost.studies import running
 
@@ -140,7 +140,7 @@ def _begin(training: studies.Training) -> Path:
 
 
 def test_every_option_is_told_apart() -> None:
-    assert OTHERS.keys() | IN_THE_NAME | OF_OTHER_RECIPES == Options.__annotations__.keys()
+    assert OTHERS.keys() | IN_THE_NAME | OF_OTHER_RECIPES == BY_NAME.keys()
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -173,43 +173,6 @@ def test_an_option_that_is_said_may_be_its_default(tmp_path) -> None:
         "flip": False,
     }
     assert _training(tmp_path, "digits", **usual).run() is not None
-
-
-@pytest.mark.parametrize("kind", ["named", "folder"])
-def test_a_run_is_not_refused_for_what_older_versions_did_not_write(
-    kind: str, pictures: list[str], tmp_path
-) -> None:
-    data = "digits" if kind == "named" else pictures[1]
-    training = _training(tmp_path, data)
-    path = _begin(training) / "config.json"
-    config = json.loads(path.read_text())
-    for key in ("precision", "fast", "augment", "later_epochs", "later_lr", "train_images"):
-        del config[key]
-    for key in ("clip", "ema", "awp", "cutmix"):
-        del config["recipe"][key]
-    path.write_text(json.dumps(config))
-    assert training.run() is not None
-    assert (
-        _training(tmp_path, data, precision="auto", padding=0 if kind == "named" else 1).run()
-        is not None
-    )
-    with pytest.raises(InputError, match="precision: 'auto' -> '32-true'"):
-        _training(tmp_path, data, precision="32-true").run()
-    path.write_text(json.dumps(config | {"validation": 20}))
-    if kind == "named":
-        with pytest.raises(InputError, match="validation: 20 -> 144"):
-            training.run()
-    else:
-        assert training.run() is not None, "nobody knows how many images the folder had"
-
-
-def test_a_run_without_the_number_of_images_goes_on(tiny: Dataset, tmp_path) -> None:
-    mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    assert config.pop("train_images") == 36
-    path.write_text(json.dumps(config))
-    mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu", resume=True)
 
 
 def test_the_rounds_and_epochs_are_in_the_name_of_a_run(tmp_path) -> None:
@@ -318,14 +281,14 @@ def test_full_is_the_papers_configuration(tmp_path) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"eps": 0.1, "flip": False, "later_epochs": 3, "step_size": 0.05}]
 )
-def test_a_plan_gives_the_commands_of_its_trainings(options: Options, tmp_path) -> None:
+def test_a_plan_gives_the_commands_of_its_trainings(options: TrainingOptions, tmp_path) -> None:
     for scale in studies.SCALES.values():
         for training in studies.Request(
             studies.get("boosting"), scale, tmp_path, options=options
         ).trainings():
             words = shlex.split(training.command())[1:]
             parsed = vars(arguments.parse(words, {"train": lambda parsed: None}))
-            said = {key: parsed[key] for key in Options.__annotations__ if parsed[key] is not None}
+            said = {key: parsed[key] for key in BY_NAME if parsed[key] is not None}
             assert said == {**training.options, "steps": training.recipe.steps}
             assert (parsed["recipe"], parsed["data"]) == (training.recipe.name, training.data)
             assert parsed["out"] == training.folder

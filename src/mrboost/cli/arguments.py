@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mrboost import __version__, data, models
-from mrboost.attacks.pgd import STARTS
+from mrboost import __version__, data
 from mrboost.attacks.registry import EXAMPLES
 from mrboost.errors import InputError, unknown_name
 from mrboost.evaluation import DEFAULT_ATTACKS
-from mrboost.recipes.schedules import SCHEDULES
+from mrboost.options import OPTIONS, fraction
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -136,76 +135,13 @@ def _train_command(sub: Any) -> None:
 
 
 def _training_options(p: Any) -> None:
-    rows: tuple[tuple[str, Callable[[str], Any], str | None, str], ...] = (
-        (
-            "--model",
-            str,
-            "NAME",
-            f"{', '.join(models.names())}, NAME-silu, 5xNAME (default: the data's)",
-        ),
-        ("--rounds", int, "T", "boosting rounds (default: the recipe's)"),
-        ("--epochs", int, "E", "epochs of each round (default: the data's usual number)"),
-        ("--later-epochs", int, "E", "epochs of the rounds after the first (default: equal)"),
-        ("--eps", fraction, "X", "radius of the ball, like 0.1 or 8/255 (default: the data's)"),
-        ("--norm", str, "NORM", "Linf or L2 (default: Linf)"),
-        ("--steps", int, "N", "steps of the training attack (default: the recipe's, 10)"),
-        (
-            "--step-size",
-            fraction,
-            "X",
-            "length of those (default: the data's share of eps, more for fewer than 10 steps)",
-        ),
-        ("--batch-size", int, "N", "images per step (default: the recipe's, 128)"),
-        ("--lr", float, "X", "peak learning rate (default: the recipe's, 0.1)"),
-        ("--later-lr", float, "X", "learning rate of the rounds after the first (default: equal)"),
-        ("--schedule", str, "S", f"{' or '.join(SCHEDULES)} (default: the recipe's, piecewise)"),
-        ("--ema", float, "D", "keep an average of the weights with this decay, 0.999 say; 0: no"),
-        ("--clip", float, "X", "bound the gradient's norm (default: no)"),
-        ("--awp", float, "X", "move the weights adversarially by this share, 0.01 say; 0: no"),
-        ("--smoothing", float, "X", "smooth the labels by this share, 0.1 say; 0: no"),
-        ("--cutmix", float, "P", "mix this share of the images, 0.5 say; 0: no"),
-        ("--padding", int, "N", "pixels that crops may be off (default: the data's)"),
-        ("--flip", bool, None, "mirror images at random (default: the data's)"),
-        (
-            "--start",
-            str,
-            "S",
-            f"of the training attack: {', '.join(STARTS)} (default: the recipe's)",
-        ),
-        (
-            "--penalty",
-            float,
-            "X",
-            "weight of the divergence of TRADES and MART, their lambda (default: the recipe's)",
-        ),
-        ("--eta", float, "X", "inverse temperature of mrboost-exp's draws (default: 0.5)"),
-        (
-            "--aggressive",
-            bool,
-            None,
-            "attack the learner with the past members (default) or these alone",
-        ),
-        ("--past", str, "W", "weights of past members: last (default, as the paper) or best"),
-        ("--validation", int, "N", "training images held out (default: a tenth, <= 1000)"),
-        (
-            "--select-on",
-            str,
-            "PART",
-            "choose the best epoch on validation (default) or, as the paper, on test",
-        ),
-        ("--precision", str, "P", "auto (default), 32-true or bf16-mixed"),
-        (
-            "--fast",
-            str,
-            "F",
-            "attack quick copies, captured on a GPU: auto (default: where possible), on or off",
-        ),
-    )
-    for name, kind, metavar, text in rows:
-        if kind is bool:
-            p.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+    for option in OPTIONS:
+        if option.name == "seed":  # a study has several
+            continue
+        if option.type is bool:
+            p.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=option.help)
         else:
-            p.add_argument(name, type=kind, metavar=metavar, help=text)
+            p.add_argument(option.flag, type=option.type, metavar=option.metavar, help=option.help)
 
 
 def _evaluate_command(sub: Any) -> None:
@@ -469,14 +405,3 @@ def _part(text: str) -> tuple[int, int]:
 
 def _fractions(text: str) -> list[float]:
     return sorted({fraction(part) for part in text.split(",")})
-
-
-def fraction(text: str) -> float:
-    """A number, or a fraction such as 8/255."""
-    numerator, slash, denominator = text.partition("/")
-    try:
-        return float(numerator) / float(denominator) if slash else float(numerator)
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number or a fraction such as 8/255"
-        ) from None

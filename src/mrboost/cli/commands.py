@@ -28,8 +28,9 @@ from mrboost.devices import is_first_process, leave, speaks_for_its_node
 from mrboost.errors import InputError, LostProcessError
 from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
 from mrboost.evaluation.result import format_eps
+from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
-from mrboost.recipes.config import Options, as_said, describe_parts
+from mrboost.recipes.config import describe_parts, saved_options
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
 from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
@@ -86,15 +87,17 @@ def _where(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _training_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a training that were given."""
+    values = {option.name: getattr(options, option.name, None) for option in OPTIONS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 # train
 
 
 def _train(options: argparse.Namespace) -> None:
-    said = {
-        key: value
-        for key in Options.__annotations__
-        if (value := getattr(options, key)) is not None
-    }
+    said = _training_options(options)
     name, source, data_dir = options.recipe, options.data, options.data_dir
     if name is None:
         if not (options.resume and options.out):
@@ -110,7 +113,7 @@ def _train(options: argparse.Namespace) -> None:
             )
         name, source = config["recipe"]["name"], config["data"] if source is None else source
         data_dir = config.get("data_dir") if data_dir is None else data_dir
-        said = as_said(config) | said
+        said = saved_options(config) | said
     recipe, source = recipes.get(name), "digits" if source is None else source
     out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
     where = _where(options) | {"data_dir": data_dir}
@@ -121,7 +124,7 @@ def _train(options: argparse.Namespace) -> None:
         resume=options.resume,
         first=options.first,
         **where,
-        **cast(Options, said),
+        **cast(TrainingOptions, said),
     )
     if not is_first_process():
         return
@@ -337,11 +340,7 @@ def _study(options: argparse.Namespace) -> None:
             raise InputError("give the NAME of a study (list: mrboost study --list)")
         print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
         return
-    said = {
-        key: value
-        for key in Options.__annotations__
-        if (value := getattr(options, key, None)) is not None
-    }
+    said = _training_options(options)
     study, scale = studies.get(options.name), studies.get_scale(options.scale)
     out = options.out or Path("studies") / scale.name
     request = studies.Request(

@@ -6,10 +6,11 @@ equality. Where the data lie and which device computes are not part of it.
 
 from __future__ import annotations
 
-import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
 
@@ -19,18 +20,45 @@ from mrboost.attacks.pgd import STARTS
 from mrboost.data import Augment, CutMix, Dataset, Defaults
 from mrboost.errors import InputError, look_up, unknown_name
 from mrboost.losses import Smoothed
+from mrboost.options import (
+    BY_NAME,
+    OPTIONS,
+    Fast,
+    Option,
+    Past,
+    Precision,
+    SelectOn,
+    TrainingOptions,
+)
 from mrboost.threat import ball, radius
 
 from .awp import AWP
-from .exponential import Exp
 from .methods import Recipe
-from .objectives import Objective, OnPairs
+from .objectives import Objective
 from .schedules import SCHEDULES
 
-SelectOn = Literal["validation", "test"]
-Precision = Literal["auto", "32-true", "bf16-mixed"]
-Fast = Literal["auto", "on", "off"]
-Past = Literal["last", "best"]
+LARGEST = {
+    "rounds": 100_000,
+    "epochs": 10_000_000,
+    "later_epochs": 10_000_000,
+    "batch_size": 10_000_000,
+    "validation": 10**12,
+}
+"""Whole numbers of a training, of at least 1, and the largest that each may be."""
+
+_NAMED_PARTS: dict[str, Mapping[str, object]] = {"schedule": SCHEDULES, "start": STARTS}
+_NEEDED = (
+    ("sampler", "joint", "True if learners are judged as parts of an ensemble, False if alone"),
+    ("schedule", "settled", "the share of the training after which an epoch may be the best"),
+)
+
+
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """A part that does not go with every option."""
+
+    def check_options(self, recipe: Recipe, options: Mapping[str, Any]) -> None:
+        """Refuse options that were given for a training of the recipe, before they change it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +87,24 @@ class Config:
     """The weights of a finished round that later rounds meet and start from; None where
     rounds are independent."""
     judge_step: float
+    """The step of the attack that judges: the data's, whatever the recipe trains with."""
 
     def __post_init__(self) -> None:
         models.check(self.model)
         ball(self.norm, self.eps)
-        for name in ("rounds", "epochs", "later_epochs", "batch_size", "validation"):
+        for name, most in LARGEST.items():
             value = getattr(self, name)
             if value is None and name == "later_epochs":
                 continue
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value > most:
+                raise InputError(f"{name} must be at most {most:,}, got {value:,}")
         for name in ("lr", "later_lr", "step_size", "judge_step"):
             value = getattr(self, name)
             if value is None and name == "later_lr":
                 continue
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise InputError(f"{name} must be a positive number, got {value!r}")
         if self.batch_size < 2:
             raise InputError(
@@ -81,19 +112,10 @@ class Config:
             )
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise InputError(f"seed must be a whole number in 0 … 2^63 − 1, got {self.seed!r}")
-        for name, kind in (
-            ("select_on", SelectOn),
-            ("precision", Precision),
-            ("fast", Fast),
-            ("past", Past),
-        ):
-            if name == "past" and self.past is None:
-                continue
-            if getattr(self, name) not in get_args(kind):
-                raise InputError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, got "
-                    f"{getattr(self, name)!r}"
-                )
+        for name in ("select_on", "precision", "fast", "past"):
+            value, choices = getattr(self, name), BY_NAME[name].choices
+            if value not in choices and not (name == "past" and value is None):
+                raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
     def of_round(self, round_: int) -> Config:
         """What holds in one round: those after the first may be shorter, and
@@ -123,113 +145,89 @@ class Config:
         return {key: value for key, value in describe_parts(self).items() if key != "part"}
 
 
-class Options(TypedDict, total=False):
-    """What a caller may say about a training; the rest comes from the data's and
-    the recipe's defaults."""
-
-    model: str | None
-    rounds: int
-    epochs: int | None
-    later_epochs: int | None
-    eps: float | None
-    norm: str
-    steps: int | None
-    step_size: float | None
-    batch_size: int | None
-    lr: float | None
-    later_lr: float | None
-    seed: int
-    validation: int | None
-    select_on: SelectOn
-    precision: Precision
-    fast: Fast
-    schedule: str | None
-    ema: float | None
-    clip: float | None
-    awp: float | None
-    smoothing: float | None
-    cutmix: float | None
-    padding: int | None
-    flip: bool | None
-    start: str | None
-    penalty: float | None
-    eta: float | None
-    aggressive: bool | None
-    past: Past | None
+def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[TrainingOptions]) -> Config:
+    """The configuration of a training: what the options leave out comes from data and recipe."""
+    return configure(recipe, dataset.name, dataset.defaults, len(dataset.train), options)
 
 
-def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[Options]) -> Config:
-    """Fill what was not said from the data's and the recipe's defaults, and check the rest."""
-    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    unknown = said.keys() - Options.__annotations__.keys()
-    if unknown:
-        raise unknown_name("option", sorted(unknown)[0], Options.__annotations__)
-    if "eps" in said:
-        said["eps"] = radius(said["eps"])
-    recipe = _adjusted(recipe, said)
-    defaults = dataset.defaults
-    if said.get("norm", "Linf") != "Linf" and "eps" not in said:
-        ball(said["norm"], 0.5)  # an unknown name is the first thing to say
-        raise InputError(
-            f"the default eps is for Linf: give eps for norm {said['norm']!r}, for example 0.5 "
-            "for L2"
-        )
-    filled = (
-        usual(recipe, defaults, said.get("eps"))
-        | {"validation": usual_validation(len(dataset.train))}
-        | said
-    )
-    filled["augment"] = Augment(filled.pop("padding"), filled.pop("flip"))
-    filled["model"] = _model(recipe, said.get("model"), defaults.model)
+def configure(
+    recipe: Recipe,
+    data: str,
+    defaults: Defaults,
+    train_images: int,
+    options: Mapping[str, Any],
+) -> Config:
+    """As ``resolve``, of data that need not be loaded: their name, their defaults and how many
+    training images they have are enough."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in BY_NAME:
+            raise unknown_name("option", name, BY_NAME)
+    if "eps" in given:
+        given["eps"] = radius(given["eps"])
+    _check_parts(recipe, given)
+    recipe = _with_options(recipe, given)
+    _check_run_options(recipe, given)
+    values: dict[str, Any] = {
+        **{name: option.default for name, option in BY_NAME.items() if not option.changes_recipe},
+        "rounds": recipe.rounds,
+        "batch_size": recipe.batch_size,
+        "lr": recipe.lr,
+        "eps": defaults.eps,
+        "epochs": defaults.epochs,
+        "padding": defaults.padding,
+        "flip": defaults.flip,
+        "validation": max(1, min(1000, train_images // 10)),
+        **{name: value for name, value in given.items() if not BY_NAME[name].changes_recipe},
+    }
+    eps = values["eps"]
+    if values["step_size"] is None:
+        values["step_size"] = _step_size(defaults, recipe.steps) * eps / defaults.eps
+    values["judge_step"] = eps * (defaults.step_size / defaults.eps)
+    values["augment"] = Augment(values.pop("padding"), values.pop("flip"))
+    values["model"] = _model(recipe, values["model"], defaults.model)
     if not recipe.coupled:
-        if "past" in said:
-            raise InputError(
-                f"the rounds of {recipe.name!r} are independent of each other: leave past out"
-            )
-        filled["past"] = None
-    config = Config(recipe=recipe, data=dataset.name, **filled)
-    for name in ("later_epochs", "later_lr"):
-        if name in said and config.rounds == recipe.rounds == 1:
-            raise InputError(
-                f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out"
-            )
-    most = len(dataset.train) - 2
-    if not 1 <= config.validation <= most:
+        values["past"] = None
+    config = Config(recipe=recipe, data=data, **values)
+    most = train_images - 2
+    if config.validation > most:
         raise InputError(
             f"validation must hold out 1 to {most} training images, got {config.validation}"
         )
     return config
 
 
-def usual(recipe: Recipe, defaults: Defaults, eps: float | None = None) -> dict[str, Any]:
-    """The options that need no more than the recipe's and the data's defaults, and the
-    radius if one is given."""
-    return {
-        "rounds": recipe.rounds,
-        "epochs": defaults.epochs,
-        "later_epochs": None,
-        "eps": defaults.eps,
-        "norm": "Linf",
-        "step_size": _step_size(defaults, recipe.steps)
-        * (defaults.eps if eps is None else eps)
-        / defaults.eps,
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
-        "later_lr": None,
-        "past": "last",
-        "judge_step": (defaults.eps if eps is None else eps) * (defaults.step_size / defaults.eps),
-        "seed": 0,
-        "select_on": "validation",
-        "precision": "auto",
-        "fast": "auto",
-        "padding": defaults.padding,
-        "flip": defaults.flip,
-    }
+def _check_parts(recipe: Recipe, options: Mapping[str, Any]) -> None:
+    """Refuse a recipe whose parts lack what the training asks of them, and let the parts
+    themselves refuse options (``check_options``, where a part has it)."""
+    for name, needed, meaning in _NEEDED:
+        if not hasattr(getattr(recipe, name), needed):
+            raise InputError(
+                f"the {name} of recipe {recipe.name!r} has no attribute {needed!r}: give its "
+                f"class one, {meaning}"
+            )
+    for part in (recipe.sampler, recipe.objective):
+        if isinstance(part, ChecksOptions):
+            part.check_options(recipe, options)
 
 
-def usual_validation(images: int) -> int:
-    """How many of so many training images are held out: a tenth, but no more than 1,000."""
-    return max(1, min(1000, images // 10))
+def _check_run_options(recipe: Recipe, given: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together, or not with this recipe."""
+    norm = given.get("norm", "Linf")
+    if norm != "Linf" and "eps" not in given:
+        ball(norm, 0.5)  # an unknown name is the first thing to say
+        raise InputError(
+            f"the default eps is for Linf: give eps for norm {norm!r}, for example 0.5 for L2"
+        )
+    if "past" in given and not recipe.coupled:
+        raise InputError(
+            f"the rounds of {recipe.name!r} are independent of each other: leave past out"
+        )
+    for name in ("later_epochs", "later_lr"):
+        if name in given and given.get("rounds", recipe.rounds) == recipe.rounds == 1:
+            raise InputError(
+                f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out"
+            )
 
 
 def _step_size(defaults: Defaults, steps: int) -> float:
@@ -240,83 +238,66 @@ def _step_size(defaults: Defaults, steps: int) -> float:
     return max(defaults.step_size, min(defaults.step_size * 10 / steps, 1.25 * defaults.eps))
 
 
-def _model(recipe: Recipe, said: str | None, usual: str) -> str:
+def _model(recipe: Recipe, given: str | None, usual: str) -> str:
     """``5x{}`` makes five of the network that was asked for, or of the data's usual one;
     ``{}-silu`` its variant."""
     prefix, slot, suffix = recipe.model.partition("{}")
-    if not slot:
-        return recipe.model if said is None else said
-    if prefix + suffix and said is not None and said.startswith(prefix) and said.endswith(suffix):
-        return said
-    return recipe.model.format(usual if said is None else said)
+    if given is None:
+        return recipe.model.format(usual)
+    is_variant = given.startswith(prefix) and given.endswith(suffix)
+    if not slot or (prefix + suffix and is_variant):
+        return given
+    return recipe.model.format(given)
 
 
-_PART_OPTIONS = (
-    ("eta", "sampler", "eta"),
-    ("aggressive", "sampler", "aggressive"),
-    ("penalty", "objective", "weight"),
-)
-"""Options that are fields of a part: the option, the part, its field."""
-
-
-def _adjusted(recipe: Recipe, said: dict[str, Any]) -> Recipe:
-    """The recipe with the parts that the caller asked for, which are taken out of what was said."""
-    parts: dict[str, Any] = {
-        name: said.pop(name) for name in ("schedule", "ema", "clip", "steps") if name in said
-    }
-    if isinstance(name := parts.get("schedule"), str):
-        parts["schedule"] = look_up("schedule", name, SCHEDULES)
-    if (name := said.pop("start", None)) is not None:
-        parts["start"] = look_up("start", name, STARTS)
-    if not 0 <= parts.get("ema", 0.5) < 1:
-        raise InputError(
-            f"ema is the decay of an average, between 0 and 1, got {parts['ema']}: 0.999 is "
-            "usual, 0 none"
-        )
-    if parts.get("ema") == 0:
-        parts["ema"] = None
-    if not parts.get("clip", 1.0) > 0:
-        raise InputError(
-            f"clip must be a positive bound of the gradient's norm, got {parts['clip']}"
-        )
-    if isinstance(recipe.sampler, Exp):
-        if (norm := said.get("norm", "Linf")) != "Linf":
-            raise InputError(
-                f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost "
-                "takes any norm"
-            )
-        if parts.get("steps", recipe.steps) != recipe.steps:
-            raise InputError(
-                f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or "
-                "take mrboost"
-            )
-    if (gamma := said.pop("awp", None)) is not None:
-        parts["awp"] = replace(recipe.awp or AWP(), gamma=gamma) if gamma != 0 else None
-    if (share := said.pop("smoothing", None)) is not None:
-        parts["objective"] = _smoothed(recipe, share)
-    for option, part, field in _PART_OPTIONS:
-        if (value := said.pop(option, None)) is not None:
-            parts[part] = _with_field(
-                recipe, option, parts.get(part, getattr(recipe, part)), field, value
-            )
-    if (probability := said.pop("cutmix", None)) is not None:
-        parts["cutmix"] = CutMix(probability) if probability != 0 else None
-    recipe = replace(recipe, **parts)
-    if recipe.cutmix is not None and isinstance(recipe.objective, OnPairs):
-        raise InputError(
-            f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false label "
-            "for each: leave it out, or take a recipe without pairs such as mrboost"
-        )
+def _with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """The recipe with the parts that were asked for."""
+    for name, value in options.items():
+        if BY_NAME[name].changes_recipe:
+            part = BY_NAME[name].path[1]
+            recipe = replace(recipe, **{part: _changed_part(recipe, name, value)})
     return recipe
 
 
-def _with_field(recipe: Recipe, option: str, part: Any, field: str, value: float) -> Any:
+def _changed_part(recipe: Recipe, name: str, value: Any) -> Any:
+    """What the part of the recipe that this option changes becomes."""
+    match name:
+        case "schedule" | "start":
+            return look_up(name, value, _NAMED_PARTS[name])
+        case "ema":
+            if not 0 <= value < 1:
+                raise InputError(
+                    f"ema is the decay of an average, between 0 and 1, got {value}: 0.999 is "
+                    "usual, 0 none"
+                )
+            return value or None
+        case "clip":
+            if not value > 0:
+                raise InputError(
+                    f"clip must be a positive bound of the gradient's norm, got {value}"
+                )
+            return value
+        case "awp":
+            return replace(recipe.awp or AWP(), gamma=value) if value != 0 else None
+        case "cutmix":
+            return CutMix(value) if value != 0 else None
+        case "smoothing":
+            return _smoothed(recipe, value)
+        case "penalty" | "eta" | "aggressive":
+            return _with_field(recipe, name, value)
+        case _:
+            return value
+
+
+def _with_field(recipe: Recipe, name: str, value: float) -> Any:
+    """A part with another value in the field that the option stands for."""
+    _, part_name, field = BY_NAME[name].path
+    part = getattr(recipe, part_name)
     if field not in {f.name for f in fields(part)}:
         raise InputError(
-            f"recipe {recipe.name!r} has no {option} ({type(part).__name__} takes none): leave "
-            "it out"
+            f"recipe {recipe.name!r} has no {name} ({type(part).__name__} takes none): leave it out"
         )
-    if option == "penalty" and not 0 <= value < float("inf"):
+    if name == "penalty" and not 0 <= value < math.inf:
         raise InputError(
             f"penalty is the weight of a divergence, a finite number of at least 0, got {value!r}"
         )
@@ -354,33 +335,28 @@ def describe_parts(value: object) -> Any:
     return value
 
 
-def as_said(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that give this configuration again."""
-    schedules = {json.dumps(describe_parts(value)): name for name, value in SCHEDULES.items()}
-    recipe = config["recipe"]
-    parts = {
-        "clip": recipe.get("clip"),
-        "ema": recipe.get("ema") or 0,
-        "steps": recipe.get("steps"),
-    }
-    parts |= {key: (config.get("augment") or {}).get(key) for key in ("padding", "flip")}
-    parts["schedule"] = schedules.get(json.dumps(recipe.get("schedule")))
-    for key, field in (("awp", "gamma"), ("cutmix", "probability")):
-        parts[key] = (recipe.get(key) or {}).get(field, 0)
-    starts = {json.dumps(describe_parts(value)): name for name, value in STARTS.items()}
-    parts["start"] = starts.get(json.dumps(recipe.get("start")))
-    for option, part, field in _PART_OPTIONS:
-        parts[option] = (recipe.get(part) or {}).get(field)
-    loss = (recipe.get("objective") or {}).get("loss")
-    if loss is not None:
-        parts["smoothing"] = (
-            loss["share"] if isinstance(loss, dict) and loss.get("part") == "Smoothed" else 0
-        )
-    return {
-        key: value
-        for key, value in (config | parts).items()
-        if key in Options.__annotations__ and value is not None
-    }
+def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that give a saved configuration again: ``resolve`` and ``describe`` the other
+    way round."""
+    found = {option.name: _saved_value(option, config) for option in OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _saved_value(option: Option, config: Mapping[str, Any]) -> Any:
+    """What a configuration holds for an option; None where it has no place for it."""
+    *above, field = option.path
+    part: Any = config
+    for key in above:
+        if not isinstance(part, Mapping) or key not in part:
+            return None
+        part = part[key]
+    value = part.get(field) if isinstance(part, Mapping) else None
+    if option.zero_is_off:
+        return value or 0
+    for name, named in _NAMED_PARTS.get(option.name, {}).items():
+        if describe_parts(named) == value:
+            return name
+    return None if option.name in _NAMED_PARTS else value
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:

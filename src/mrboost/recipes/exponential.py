@@ -25,9 +25,9 @@ size). Acceptance and effective sample size go to the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,20 @@ class Exp:
             raise InputError(
                 "Exp needs eta >= 0, steps >= 1 and step_size in (0, 2], "
                 f"got {self.eta!r}, {self.steps!r} and {self.step_size!r}"
+            )
+
+    def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
+        """Refuse what these draws cannot follow."""
+        norm = options.get("norm", "Linf")
+        if norm != "Linf":
+            raise InputError(
+                f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost "
+                "takes any norm"
+            )
+        if options.get("steps", recipe.steps) != recipe.steps:
+            raise InputError(
+                f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or "
+                "take mrboost"
             )
 
     def __call__(self, turn: Turn) -> Sample:

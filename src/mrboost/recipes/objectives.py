@@ -8,15 +8,16 @@ learner in it (``Whole``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mrboost.attacks import Classifier
 from mrboost.ensemble import mean_logits
+from mrboost.errors import InputError
 from mrboost.losses import (
     Divergence,
     Loss,
@@ -128,6 +129,14 @@ class Mart:
 @dataclass(frozen=True)
 class OnPairs:
     """``MCE(model(x + δ), y, y')`` with the false label that the sampler chose."""
+
+    def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
+        """Refuse images with two labels."""
+        if options.get("cutmix", recipe.cutmix):
+            raise InputError(
+                f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false "
+                "label for each: leave it out, or take a recipe without pairs such as mrboost"
+            )
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         assert sample.other is not None, "this objective needs a sampler that chooses a false label"

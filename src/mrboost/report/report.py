@@ -25,7 +25,7 @@ from mrboost.evaluation.result import format_eps
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import embedded, html_page, png, table
-from mrboost.recipes.config import as_said
+from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
 from mrboost.runs.compare import DIFFERENCES, SideBySide, half_width, run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
@@ -317,7 +317,9 @@ def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
     rows = []
     for key in (*keys, *parts):
         inner = {"recipe": "summary", "first": "run"}.get(key)
-        values = [(as_said(run.config) if key in parts else run.config).get(key) for run in runs]
+        values = [
+            (saved_options(run.config) if key in parts else run.config).get(key) for run in runs
+        ]
         values = [value[inner] if inner and value else value for value in values]
         values = [
             ", ".join(part["run"] for part in value) if key == "joined" and value else value

@@ -1,12 +1,11 @@
 """Run folders: what they hold, and what is done with finished ones."""
 
-from .folder import Follower, Run, check_kind, differences, load, slug
+from .folder import Follower, Run, check_kind, load, slug
 
 __all__ = [
     "Follower",
     "Run",
     "check_kind",
-    "differences",
     "load",
     "slug",
 ]

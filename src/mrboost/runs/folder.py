@@ -44,6 +44,7 @@ from mrboost.files import (
 )
 from mrboost.seeds import global_stream
 
+from .identity import CIRCUMSTANCES, differences
 from .schema import FORMAT, check_config, check_results
 
 _METRICS = {"round", "epoch", "loss", "train_robust", "clean", "robust", "seconds"}
@@ -107,19 +108,11 @@ class Run:
             return cls.create(folder, description)
         run = cls.open(folder)
         more_rounds = description["rounds"] > run.config["rounds"]
-        ignored = {"format", "versions", "data_dir", "train_images"} | (
-            {"rounds"} if more_rounds else set()
-        )
-        # It is copied already, or found where the run says
-        ignored |= {"first"} - description.keys()
-        changed = differences(
-            {k: v for k, v in run.config.items() if k not in ignored},
-            {k: v for k, v in json.loads(json.dumps(description)).items() if k not in ignored},
-        )
+        ignore = {*CIRCUMSTANCES, *(["rounds"] if more_rounds else [])}
+        if "first" not in description:  # it is copied already, or found where the run says
+            ignore.add("first")
+        changed = differences(run.config, description, ignore=ignore)
         if changed:
-            # The rest follows
-            first = [change for change in changed if change.startswith(("recipe.name", "data: "))]
-            changed = first or changed
             raise InputError(
                 f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
                 "resume it with the same options, or choose another --out"
@@ -416,15 +409,3 @@ def slug(data: str) -> str:
     return "".join(
         c if c.isalnum() or c in "-_." else "-" for c in Path(data.removeprefix("folder:")).name
     )
-
-
-def differences(saved: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> list[str]:
-    """``key: saved value -> asked value`` for each leaf where two descriptions differ."""
-    found: list[str] = []
-    for key in sorted(saved.keys() | asked.keys()):
-        old, new = saved.get(key), asked.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append(f"{prefix}{key}: {old!r} -> {new!r}")
-    return found

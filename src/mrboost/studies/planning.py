@@ -19,10 +19,11 @@ from mrboost import recipes
 from mrboost.attacks import named
 from mrboost.attacks.mixtures import ON_MIXTURES
 from mrboost.data import defaults, load
-from mrboost.data.sources import FOLDER, train_images, whole_name
+from mrboost.data.sources import FOLDER, whole_name
 from mrboost.errors import InputError
-from mrboost.recipes.config import as_said, describe_parts, usual, usual_validation
-from mrboost.runs import Run, differences, slug
+from mrboost.recipes.config import configure
+from mrboost.runs import Run, slug
+from mrboost.runs.identity import WITHOUT_IMAGES, differences
 
 from .declared import Row, Said, Scale, Study
 
@@ -151,23 +152,14 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        # For what nobody asked for, and for what older versions did not write
-        usual = self._usual(run)
-        saved = (
-            usual
-            | as_said(run.config)
-            | {"recipe": run.config["recipe"]["name"], "data": run.config["data"]}
-        )
-        said = (
-            usual
-            | {"clip": None}
-            | as_said({"recipe": describe_parts(self.recipe)})
-            | dict(self.options)
-        )
-        del said["model"]  # the folder's name has it
-        said |= {"recipe": self.recipe.name}
-        said["data"] = run.config["data"] if self._is_of_this_data(run) else whole_name(self.data)
-        changed = differences({key: saved.get(key) for key in said}, said)
+        asked = configure(
+            self.recipe,
+            run.config["data"] if self._is_of_this_data(run) else whole_name(self.data),
+            defaults(self.data, run.config["input"]["shape"][1]),
+            run.config["train_images"],
+            self.options,
+        ).describe()
+        changed = differences(run.config, asked, ignore=WITHOUT_IMAGES)
         if changed:
             raise InputError(
                 f"the run in {str(self.folder)!r} has another configuration "
@@ -175,17 +167,6 @@ class Training:
                 "another --out"
             )
         return run
-
-    def _usual(self, run: Run) -> dict[str, Any]:
-        """The options as data and recipe have them; of a folder, older runs do not say
-        how many images it had."""
-        found = usual(
-            self.recipe,
-            defaults(self.data, run.config["input"]["shape"][1]),
-            self.options.get("eps"),
-        )
-        images = run.config.get("train_images", train_images(self.data))
-        return found if images is None else found | {"validation": usual_validation(images)}
 
     def _is_of_this_data(self, run: Run) -> bool:
         """Folders' paths may differ, between machines say: then the images

@@ -19,9 +19,10 @@ from mrboost.devices import company, leave, make_fabric, place
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import evaluate
+from mrboost.options import TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes import Recipe, get
-from mrboost.recipes.config import Config, Options, describe, resolve
+from mrboost.recipes.config import Config, describe, resolve
 from mrboost.seeds import derive, global_stream
 
 from .fit import VALIDATION_STEPS, fit
@@ -41,7 +42,7 @@ def boost(
     data_dir: str | Path | None = None,
     verify: bool = True,
     progress: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[TrainingOptions],
 ) -> Ensemble | Mixture:
     """Train a recipe and return the ensemble of its rounds, ready for use.
 
@@ -55,12 +56,7 @@ def boost(
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
-        options: ``model``, ``rounds``, ``epochs``, ``lr`` (``later_epochs``, ``later_lr``: of the
-            rounds after the first), ``eps``, ``norm``, ``steps``, ``step_size``, ``batch_size``,
-            ``schedule``, ``ema``, ``clip``, ``awp``, ``smoothing``, ``cutmix``, ``padding``,
-            ``flip``, ``start``, ``penalty``, ``eta``, ``aggressive``, ``past``, ``seed``,
-            ``validation``, ``select_on``, ``precision``, ``fast``; what is left out comes from data
-            and recipe.
+        options: those of ``mrboost.options.OPTIONS``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
     dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
