@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _PATIENCE = timedelta(hours=12)
 """How long processes wait for each other: shares of an evaluation can take unequal time."""
+_PROMPT = timedelta(seconds=30)
+"""How long they wait for what takes a moment."""
 
 
 def under_torchrun() -> bool:
@@ -32,11 +34,6 @@ def under_torchrun() -> bool:
 def is_first_process() -> bool:
     """Whether this process is the one that speaks and writes: the only one, or torchrun's first."""
     return not under_torchrun() or os.environ.get("RANK") == "0"
-
-
-def speaks_for_its_node() -> bool:
-    """Whether a mistake, which the processes of a node usually share, is this one's to report."""
-    return not under_torchrun() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
@@ -116,27 +113,55 @@ def from_all(fabric: Fabric, value: T) -> list[T]:
 
 
 @contextmanager
-def company(fabric: Fabric, remedy: str) -> Iterator[None]:
-    """Within it, the end of another process is said in words."""
+def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
+    """Report in one line that several processes cannot go on together.
+
+    When one of them ends, what the others see is whatever their library raises: of several
+    processes, every ``RuntimeError`` but that of a full memory is reported so.
+    """
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        if fabric.world_size == 1 or not re.search(
-            "gloo|nccl|connection|socket|peer", str(error), re.IGNORECASE
-        ):
+        if fabric.world_size == 1:
             raise
-        raise LostProcessError(f"another process has ended: {remedy}") from None
+        reason = (str(error).splitlines() or ["unknown"])[0]
+        raise LostProcessError(
+            f"another process has ended, or cannot be reached ({reason[:200]}): {remedy}"
+        ) from error
 
 
-def leave() -> None:
-    """An orderly end of what processes shared: nobody leaves before the first
-    has written everything."""
+def end_processes() -> None:
+    """An orderly end of what processes shared: none ends before the first has written
+    everything."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
-def place(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+def say_once(line: str) -> None:
+    """A line on standard error, once if several of torchrun's processes have the same to say."""
+    if not under_torchrun():
+        print(line, file=sys.stderr)
+        return
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    key = f"mrboost {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} {line}"
+    try:
+        store = TCPStore(address, port, is_master=False, timeout=_PROMPT)
+        if store.add(f"count {key}", 1) > 1:
+            store.wait([f"said {key}"], _PROMPT)  # the first to end ends them all
+            return
+    except torch.distributed.DistError:  # nobody to agree with: rather twice than never
+        store = None
+    print(line, file=sys.stderr, flush=True)
+    if store is not None:
+        store.set(f"said {key}", "")
+
+
+def move_model(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     """Move a model to a device, in the memory layout that convolutions are fastest in there."""
     model.to(device)
     if device.type == "cuda":

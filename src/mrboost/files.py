@@ -6,6 +6,7 @@ the disk, then renamed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,11 +19,14 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from .errors import InputError
 
 State = dict[str, Tensor]
+MOST_NESTED = 50
+"""Levels of a JSON value; our own files have a tenth of them."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -35,29 +39,41 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
+    """The tensors and the facts of such a file."""
     with _opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file)  # noqa: SIM118 — not a mapping
+        return {name: file.get_tensor(name) for name in file.keys()}, _facts(file, path)  # noqa: SIM118 — not a mapping
 
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of such a file, without its tensors."""
     with _opened(path) as file:
-        return _facts(file)
+        return _facts(file, path)
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of tensors: of their names, types, shapes and values."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    _check_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+    except safetensors.SafetensorError as error:
         raise InputError(
             f"{path} is not a whole safetensors file ({error}): restore it from a copy"
         ) from None
 
 
-def _facts(file: Any) -> dict[str, Any]:
-    facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+def _facts(file: Any, path: Path) -> dict[str, Any]:
+    facts = parse_json((file.metadata() or {}).get("facts", "{}"), path)
     return facts if isinstance(facts, dict) else {}
 
 
@@ -66,13 +82,68 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    """The object in a JSON file, which may be damaged or a stranger's."""
+    _check_regular(path)
+    value = parse_json(path.read_bytes(), path)
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
     return value
+
+
+def parse_json(text: str | bytes, path: Path) -> Any:
+    """What a JSON text from ``path`` says; refuses what later steps could not follow: values
+    nested too deep, and numbers of thousands of digits."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    level = [[value]]
+    for _ in range(MOST_NESTED):
+        level = [
+            list(item.values()) if isinstance(item, dict) else item
+            for items in level
+            for item in items
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return value
+    raise _too_deep(path)
+
+
+def _too_deep(path: Path) -> InputError:
+    return InputError(
+        f"{path} is not valid here, its JSON is nested too deep: restore it from a copy"
+    )
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe or a device, which would keep the reader waiting."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file: restore it from a copy")
+
+
+@contextmanager
+def locked(path: Path, busy: str = "") -> Iterator[None]:
+    """Hold the lock that the file at ``path`` stands for; the system drops it when the process
+    ends, however it ends.
+
+    Args:
+        path: made where it is missing; its content stays as it is, and a link is refused.
+        busy: the error where another process holds the lock; without it, wait for the other.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link: remove it", str(path))
+    lock = FileLock(path, is_singleton=False)
+    try:
+        lock.acquire(blocking=not busy)
+    except Timeout:
+        raise InputError(busy) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -103,17 +174,25 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the renaming itself
-    finally:
-        os.close(folder)
+    if os.name != "nt":  # Windows opens no folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the renaming itself
+        finally:
+            os.close(folder)
+
+
+def remove_temporary(folder: Path, name: str = "*") -> None:
+    """Remove what a killed process left of files that it was replacing, called ``name``; the
+    caller holds the lock of those who write them."""
+    for left in folder.glob(f".{name}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def digest(*values: object) -> str:

@@ -107,7 +107,7 @@ def test_what_does_not_belong_together(
     before = snapshot(apart["at1"])
     assert "two runs or more" in refused(apart["at0"])
     assert "there is no run folder" in refused(apart["at0"], tmp_path / "nothing")
-    assert "another eps (0.2, not 0.1)" in refused(apart["at0"], apart["wide"])
+    assert "eps: 0.1 -> 0.2" in refused(apart["at0"], apart["wide"])
     assert "holds the same networks" in refused(apart["at0"], apart["at0"])
     assert "exists already" in refused(apart["at0"], apart["at1"], out=apart["at1"])
     assert snapshot(apart["at1"]) == before
@@ -118,7 +118,7 @@ def test_what_does_not_belong_together(
     config["input"] = config["input"] | {"fingerprint": "0" * 16}
     Run.create(tmp_path / "elsewhere", config).adopt(Run.open(apart["at1"]), 1, of=1)
     assert "no finished round" in refused(apart["at0"], tmp_path / "unfinished")
-    assert "other images" in refused(apart["at0"], tmp_path / "elsewhere")
+    assert "input.fingerprint: " in refused(apart["at0"], tmp_path / "elsewhere")
     assert not (tmp_path / "out").exists()
 
 

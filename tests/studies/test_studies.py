@@ -151,7 +151,7 @@ def test_results_of_a_stranger(smoke: Path, tmp_path: Path, capsys) -> None:
     results.write_text(json.dumps(found | {"hardware": 3}))
     capsys.readouterr()
     assert main(command) == 2
-    assert "hardware is not a list" in capsys.readouterr().err
+    assert "hardware is '3'" in capsys.readouterr().err
 
 
 def test_weights_that_are_gone(smoke: Path, tmp_path: Path) -> None:

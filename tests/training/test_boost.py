@@ -234,8 +234,8 @@ def test_a_first_round_that_is_interrupted_is_copied_again(
 def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
     boost("at", tiny, epochs=1, out=tmp_path / "single", device="cpu")
     for wrong, message in (
-        ({"validation": 5}, "cannot be the first round: its validation is 3, here it is 5"),
-        ({"model": "cnn-digits-silu"}, "its model is 'cnn-digits', here it is 'cnn-digits-silu'"),
+        ({"validation": 5}, r"cannot be the first round \(validation: 3 -> 5\)"),
+        ({"model": "cnn-digits-silu"}, "model: 'cnn-digits' -> 'cnn-digits-silu'"),
         ({"rounds": 1}, "give rounds of 2 or more"),
         ({"first": tmp_path / "none"}, "there is no run folder"),
         ({"out": None}, "give out as well"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from mrboost.files import read_tensors
 
@@ -151,14 +151,11 @@ def test_trainings_side_by_side_end_with_what_started_them(
 def is_free(lock: Path, seconds: float) -> bool:
     """Whether the lock of a training is free by then: the system drops it
     when the training ends."""
-    deadline = time.monotonic() + seconds
-    with lock.open("w") as file:
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            time.sleep(0.1)
-    return False
+    try:
+        with FileLock(lock, timeout=seconds):
+            return True
+    except Timeout:
+        return False
 
 
 def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path: Path) -> None:

@@ -354,11 +354,13 @@ def test_resuming_a_finished_run_changes_nothing(tiny: Dataset, tmp_path) -> Non
 
 def test_two_processes_cannot_train_in_one_folder(tiny: Dataset, tmp_path) -> None:
     mrboost.boost("at", tiny, out=tmp_path / "run", device="cpu")
+    config = mrboost.runs.Run.open(tmp_path / "run").config
     with (
-        mrboost.runs.Run.open(tmp_path / "run").locked(),
+        mrboost.runs.Run.training(tmp_path / "run", config, resume=True),
         pytest.raises(InputError, match="another process is training"),
     ):
-        mrboost.boost("at", tiny, out=tmp_path / "run", resume=True, device="cpu")
+        mrboost.boost("at", tiny, out=tmp_path / "run", resume=True, rounds=5, device="cpu")
+    assert mrboost.runs.Run.open(tmp_path / "run").config == config, "nothing is written"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -24,8 +23,8 @@ from typing import Any, cast
 import torch
 
 from mrboost import data, recipes
-from mrboost.devices import is_first_process, leave, speaks_for_its_node
-from mrboost.errors import InputError, LostProcessError
+from mrboost.devices import end_processes, is_first_process, say_once
+from mrboost.errors import InputError
 from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
 from mrboost.evaluation.result import format_eps
 from mrboost.options import OPTIONS, TrainingOptions
@@ -58,10 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
-        if not speaks_for_its_node() and not isinstance(error, LostProcessError):
-            # A mistake that all share is said by the first of them, whose end then ends this one
-            time.sleep(5)
-        print(f"mrboost: error: {' '.join(str(error).split())}", file=sys.stderr)
+        say_once(f"mrboost: error: {' '.join(str(error).split())}")
         return 2
     except torch.OutOfMemoryError as error:
         print(
@@ -193,7 +189,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             curves.append(classifier | {"points": curve(found)})
             if not options.json and is_first_process():
                 print("\n" + curve_table(curves[-1]["points"]))
-    leave()
+    end_processes()
     if not is_first_process():
         return
     if options.json:

@@ -17,7 +17,7 @@ from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
 from mrboost.attacks.adaptive import adaptive
 from mrboost.data import Dataset, Split, drawn, validation_split
-from mrboost.devices import company, make_fabric
+from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import (
@@ -216,7 +216,7 @@ def evaluate_run(
         part += f"-{rank}-{world}"
     own = _own_options(options, run, part, leads=rank == 0)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
-    with company(fabric, "start the same command again with --resume"):
+    with lost_processes(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
     found = measured.evaluation()
     if rank == 0 and found.outcomes:

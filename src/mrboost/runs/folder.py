@@ -4,20 +4,22 @@
 
     config.json            what was asked for, with every default filled in
     metrics.jsonl          one line per epoch
-    checkpoint/            state.safetensors: the last whole epoch, everything needed to go on
+    checkpoint/            state.safetensors: the last whole epoch, everything needed to go on;
+                           lock: held by the process that trains
     members/               01.safetensors (the chosen epoch), 01.last.safetensors (the last
-                           one), 02… per boosting
-                           round; weights.json, if weights were learned for them
-    results.json           evaluations
+                           one), 02… per boosting round; weights.json, if weights were learned
+                           for them
+    results.json           evaluations; .results.lock: held by the process that adds to them
     report.html
 
-Every file but metrics.jsonl is replaced in one step, results.json by one process at a time
-(.results.lock). A metrics line is written before its epoch's checkpoint, and lines beyond the
-checkpoint are dropped on resume.
+Every file but metrics.jsonl is replaced in one step. A metrics line is written before its epoch's
+checkpoint, and lines beyond the checkpoint are dropped on resume. Weights and checkpoint carry the
+configuration that they were trained with, and weights a checksum.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -35,34 +37,47 @@ from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.files import (
     State,
+    checksum,
+    locked,
+    parse_json,
     read_facts,
     read_json,
     read_tensors,
+    remove_temporary,
     replace_file,
     write_json,
     write_tensors,
 )
+from mrboost.progress import note
 from mrboost.seeds import global_stream
 
 from .identity import CIRCUMSTANCES, differences
-from .schema import FORMAT, check_config, check_results
+from .schema import (
+    FORMAT,
+    check_checkpoint,
+    check_config,
+    check_metrics,
+    check_results,
+    check_weights,
+)
 
-_METRICS = {"round", "epoch", "loss", "train_robust", "clean", "robust", "seconds"}
 _KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
 
 
 class Run:
-    """A run folder that exists. ``create`` or ``resume`` one for training, ``open`` one to read."""
+    """A run folder that exists.
 
-    leads = True
-    """Whether this process is the one that writes."""
+    ``Run.open`` one to read, ``Run.training`` to train in it. Where several processes train
+    together, the one with ``writes`` writes, and the methods that write do nothing in the others.
+    """
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], *, writes: bool = True) -> None:
         self.folder = folder
         self.config = config
+        self.writes = writes
 
     @classmethod
-    def open(cls, folder: str | Path) -> Self:
+    def open(cls, folder: str | Path, *, writes: bool = True) -> Self:
         """Read a run; refuse a folder that is not one."""
         folder = Path(folder)
         if not folder.is_dir():
@@ -74,122 +89,133 @@ class Run:
             raise InputError(f"{str(folder)!r} is not a run folder: it has no config.json")
         config = read_json(path)
         check_config(config, path)
-        return cls(folder, config)
+        return cls(folder, config, writes=writes)
 
     @classmethod
-    def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
+    def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Self:
         """Start a run in a new or empty folder."""
         folder = Path(folder)
-        if (folder / "config.json").exists():
-            raise InputError(
-                f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), "
-                "or choose another folder"
-            )
-        if folder.exists() and not (folder.is_dir() and _is_new(folder)):
-            raise InputError(
-                f"{str(folder)!r} exists and is not a run folder: choose another --out"
-            )
-        try:
-            for part in ("members", "checkpoint"):
-                (folder / part).mkdir(parents=True, exist_ok=True)
-            write_json(folder / "config.json", {"format": FORMAT, **description})
-        except OSError as error:
-            raise InputError(
-                f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose "
-                "another --out"
-            ) from None
-        return cls(folder, {"format": FORMAT, **description})
+        _check_free(folder, resume=False)
+        _make_folders(folder)
+        write_json(folder / "config.json", {"format": FORMAT, **description})
+        return cls.open(folder)
 
     @classmethod
-    def resume(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
-        """Go on with a run of the same configuration, or with more rounds; a folder
-        without a run is started."""
-        if not (Path(folder) / "config.json").exists():
-            return cls.create(folder, description)
-        run = cls.open(folder)
-        more_rounds = description["rounds"] > run.config["rounds"]
+    @contextmanager
+    def training(
+        cls, folder: str | Path, description: Mapping[str, Any], *, resume: bool = False
+    ) -> Iterator[Self]:
+        """The run of a configuration, while no other process trains in its folder.
+
+        Args:
+            folder: a new or empty folder, or, with ``resume``, one of a run with this
+                configuration or with fewer rounds.
+            description: the configuration (``mrboost.recipes.config.describe``).
+            resume: go on with the run in the folder, if there is one.
+        """
+        folder = Path(folder)
+        _check_free(folder, resume=resume)
+        _make_folders(folder)
+        busy = f"another process is training in {str(folder)!r}: wait for it or end it"
+        with locked(folder / "checkpoint" / "lock", busy):
+            if (folder / "config.json").exists():
+                _check_free(folder, resume=resume)
+                run = cls.open(folder)
+                run._grow(description)
+            else:
+                run = cls.create(folder, description)
+            run._tidy()
+            yield run
+
+    def _grow(self, description: Mapping[str, Any]) -> None:
+        """Take the number of rounds of a configuration that is this run's in all else."""
+        more_rounds = description["rounds"] > self.config["rounds"]
         ignore = {*CIRCUMSTANCES, *(["rounds"] if more_rounds else [])}
         if "first" not in description:  # it is copied already, or found where the run says
             ignore.add("first")
-        changed = differences(run.config, description, ignore=ignore)
-        if changed:
+        if changed := differences(self.config, description, ignore=ignore):
             raise InputError(
-                f"the run in {str(folder)!r} has another configuration ({'; '.join(changed)}): "
-                "resume it with the same options, or choose another --out"
+                f"the run in {str(self.folder)!r} has another configuration "
+                f"({'; '.join(changed)}): resume it with the same options, or choose another --out"
             )
-        if not os.access(run.folder, os.W_OK):
-            raise InputError(
-                f"cannot write the run folder {str(folder)!r}: choose a copy that you may write"
-            )
-        for part in ("members", "checkpoint"):  # a copy need not have brought what is empty
-            (run.folder / part).mkdir(exist_ok=True)
+        self._check_unedited()
         if more_rounds:
-            run.config["rounds"] = description["rounds"]
-            write_json(run.folder / "config.json", run.config)
-        return run
+            self.config["rounds"] = description["rounds"]
+            write_json(self.folder / "config.json", self.config)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second training out. The system drops the lock when the process
-        ends, however it ends."""
-        import fcntl
-
-        with (self.folder / "checkpoint" / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+    def _check_unedited(self) -> None:
+        """Refuse a configuration other than that of the weights and the checkpoint."""
+        done = self.rounds_done()
+        paths = [self._checkpoint] + ([self._member(done, "best")] if done else [])
+        for path in filter(Path.exists, paths):
+            made_with = read_facts(path).get("config")
+            if not isinstance(made_with, dict):
+                continue
+            ignore = CIRCUMSTANCES | {"rounds", "first"}
+            if changed := differences(made_with, self.config, ignore=ignore):
                 raise InputError(
-                    f"another process is training in {str(self.folder)!r}: wait for it or end it"
-                ) from None
-            # By a training that was killed
-            for left in (self.folder / "checkpoint").glob(".state.*.tmp"):
-                left.unlink()
-            yield
+                    f"{self.folder / 'config.json'} has changed since {path.name} was written "
+                    f"({'; '.join(changed)}): put it back, or start a new run"
+                )
+
+    def _tidy(self) -> None:
+        """Remove what killed processes left; the caller holds the lock of the training."""
+        with self._changing():
+            for folder in (self.folder, self.folder / "members", self.folder / "checkpoint"):
+                remove_temporary(folder)
+        if self.rounds_done() >= self.config["rounds"]:
+            self.clear_checkpoint()
 
     # Training state
 
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoint" / "state.safetensors"
+
     def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        write_tensors(self.folder / "checkpoint" / "state.safetensors", tensors, facts)
+        if self.writes:
+            write_tensors(self._checkpoint, tensors, {**facts, "config": self.config})
 
     def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
-        path = self.folder / "checkpoint" / "state.safetensors"
-        return read_tensors(path) if path.exists() else None
+        """The tensors and the facts that were saved last, if any were."""
+        if not self._checkpoint.exists():
+            return None
+        tensors, facts = read_tensors(self._checkpoint)
+        check_checkpoint(facts, self._checkpoint)
+        return tensors, facts
 
     def clear_checkpoint(self) -> None:
-        (self.folder / "checkpoint" / "state.safetensors").unlink(missing_ok=True)
+        if self.writes:
+            self._checkpoint.unlink(missing_ok=True)
 
     # Metrics
 
     def log(self, row: Mapping[str, Any]) -> None:
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self.writes:
+            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
+        """One row for each epoch."""
         path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return []
-        rows = []
-        for line in path.read_bytes().splitlines():
+        rows: list[dict[str, Any]] = []
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
             try:
-                row = json.loads(line)
-            except ValueError:
+                row = parse_json(line, path)
+            except InputError:
                 break  # the line that a crash cut short is the last one
-            if not isinstance(row, dict) or not row.keys() >= _METRICS:
-                raise InputError(
-                    f"{path} holds a line that is no epoch's metrics ({str(row)[:60]}): "
-                    "restore it from a copy"
-                )
+            check_metrics(row, path)
             rows.append(row)
         return rows
 
     def rewind_metrics(self, round_: int, epoch: int) -> None:
         """Drop the lines after this epoch: the checkpoint does not know of them."""
-        rows = [row for row in self.metrics() if (row["round"], row["epoch"]) <= (round_, epoch)]
-        replace_file(
-            self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
-        )
+        if self.writes:
+            rows = [r for r in self.metrics() if (r["round"], r["epoch"]) <= (round_, epoch)]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            replace_file(self.folder / "metrics.jsonl", text.encode())
 
     # Members
 
@@ -199,8 +225,11 @@ class Run:
 
         ``epochs`` says after which epoch the weights were "best" and "last".
         """
-        write_tensors(self._member(round_, "last"), last, {"epoch": epochs["last"]})
-        write_tensors(self._member(round_, "best"), best, {"epoch": epochs["best"]})
+        if not self.writes:
+            return
+        for which, state in (("last", last), ("best", best)):
+            facts = {"epoch": epochs[which], "checksum": checksum(state), "config": self.config}
+            write_tensors(self._member(round_, which), state, facts)
 
     def adopt(self, source: Run, round_: int, of: int) -> None:
         """A member of another run, as it is in that run's classifier of ``of`` rounds, as the
@@ -284,8 +313,18 @@ class Run:
                 f"--resume --out {self.folder}"
             )
         model = self.new_model()
+        tensors, facts = read_tensors(path)
+        mine = model.state_dict()
+        same_types = all(mine[key].dtype == tensors[key].dtype for key in mine.keys() & tensors)
+        if "checksum" not in facts or not same_types:
+            _note_once(f"note: {path} was converted after its training: its checksum is unknown")
+        elif facts["checksum"] != checksum(tensors):
+            raise InputError(
+                f"{path} has changed since it was written: its checksum is another: restore it "
+                "from a copy"
+            )
         try:
-            model.load_state_dict(read_tensors(path)[0])
+            model.load_state_dict(tensors)
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(
@@ -298,31 +337,25 @@ class Run:
 
     def save_weights(self, which: str, weights: Sequence[float], how: str) -> None:
         """Keep learned weights of all members that are there now."""
-        write_json(
-            self.folder / "members" / "weights.json",
-            {"of": which, "weights": list(weights), "how": how},
-        )
+        content = {"of": which, "weights": list(weights), "how": how}
+        with self._changing():
+            write_json(self.folder / "members" / "weights.json", content)
 
     def load_weights(self, which: str, members: int) -> list[float] | None:
         """The learned weights of so many members, if there are any; equal ones otherwise."""
         path = self.folder / "members" / "weights.json"
-        kept = read_json(path) if path.exists() else {}
-        if (
-            kept.get("of") != which
-            or not isinstance(weights := kept.get("weights"), list)
-            or len(weights) != members
-        ):
+        if not path.exists():
             return None
-        if not all(isinstance(weight, int | float) for weight in weights):
-            raise InputError(
-                f"{path} does not hold numbers: learn the weights again with mrboost reweight"
-            )
-        return weights
+        kept = read_json(path)
+        check_weights(kept, path)
+        is_of_these = kept["of"] == which and len(kept["weights"]) == members
+        return kept["weights"] if is_of_these else None
 
     # Results
 
     @property
     def results(self) -> dict[str, Any]:
+        """What evaluations have found by now."""
         path = self.folder / "results.json"
         results = read_json(path) if path.exists() else {}
         check_results(results, path)
@@ -331,36 +364,16 @@ class Run:
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         """Replace the results by what ``change`` makes of them; where several processes do so,
         one after the other."""
-        import fcntl
-
-        with (self.folder / ".results.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            write_json(self.folder / "results.json", change(self.results))
-
-
-class Follower(Run):
-    """The run as processes other than the first have it: they read, and leave the
-    writing to the first."""
-
-    leads = False
+        if self.writes:
+            with self._changing():
+                remove_temporary(self.folder, "results.json")
+                write_json(self.folder / "results.json", change(self.results))
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        yield
-
-    def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
-
-    def clear_checkpoint(self) -> None: ...
-
-    def log(self, row: Mapping[str, Any]) -> None: ...
-
-    def rewind_metrics(self, round_: int, epoch: int) -> None: ...
-
-    def save_member(
-        self, round_: int, best: State, last: State, epochs: Mapping[str, int]
-    ) -> None: ...
-
-    def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None: ...
+    def _changing(self) -> Iterator[None]:
+        """Wait for other processes that change the results."""
+        with locked(self.folder / ".results.lock"):
+            yield
 
 
 def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
@@ -391,12 +404,44 @@ def _epoch(path: Path) -> int:
     return epoch
 
 
+def _check_free(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder in which a run may not be started, or gone on with."""
+    if (folder / "config.json").exists():
+        if resume:
+            return
+        raise InputError(
+            f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), "
+            "or choose another folder"
+        )
+    if folder.exists() and not (folder.is_dir() and _is_new(folder)):
+        raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
+
+
 def _is_new(folder: Path) -> bool:
     """Whether a folder is empty but for what a crash before its config.json leaves."""
     parts = ("members", "checkpoint")
-    return all(
-        path.name in parts or path.match(".config.json.*.tmp") for path in folder.iterdir()
-    ) and not any(path.is_file() for part in parts for path in (folder / part).glob("*"))
+    if not all(p.name in parts or p.match(".config.json.*.tmp") for p in folder.iterdir()):
+        return False
+    files = [path for part in parts for path in (folder / part).glob("*") if path.is_file()]
+    return all(path.name == "lock" for path in files)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make what is missing of a run's folders; a copy need not have brought what is empty."""
+    try:
+        for part in ("members", "checkpoint"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InputError(
+            f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose another --out"
+        ) from None
+
+
+@cache
+def _note_once(line: str) -> None:
+    note(line)
 
 
 def check_kind(which: str) -> None:

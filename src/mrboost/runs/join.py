@@ -3,16 +3,18 @@ members of one ensemble."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
+from mrboost.files import locked
 
 from .folder import Run, load
+from .identity import MEMBERS, differences
 
 
 def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
@@ -27,19 +29,27 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
     _check(sources)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{str(out)!r} exists already: choose another --out")
-    made = out.with_name(f".{out.name}.{os.getpid()}")  # so that out is there whole or not at all
-    try:
-        run = Run.create(made, _describe(sources))
-        for source in sources:
-            for round_ in range(1, (rounds := source.rounds_done()) + 1):
-                run.adopt(source, round_, of=rounds)
-        made.rename(out)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    made = out.with_name(f".{out.name}.joining")  # so that out is there whole or not at all
+    busy = f"another process is joining networks in {str(out)!r}: wait for it or end it"
+    with locked(out.with_name(f"{made.name}.lock"), busy):
+        try:
+            shutil.rmtree(made, ignore_errors=True)  # of one that was killed
+            run = Run.create(made, _describe(sources))
+            for source in sources:
+                rounds = source.rounds_done()
+                for round_ in range(1, rounds + 1):
+                    run.adopt(source, round_, of=rounds)
+            made.rename(out)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+            with suppress(OSError):  # Windows keeps a file that is open
+                out.with_name(f"{made.name}.lock").unlink()
     return load(out)
 
 
 def _check(sources: Sequence[Run]) -> None:
+    """Refuse runs whose networks do not belong together."""
     if len(sources) < 2:
         raise InputError("there is nothing to join: give two runs or more")
     first, seen = sources[0], dict[str, str]()
@@ -51,15 +61,11 @@ def _check(sources: Sequence[Run]) -> None:
             raise InputError(
                 f"{name} is a randomised classifier, which has no mean answer: leave it out"
             )
-        for key in ("input", "model", "eps", "norm", "judge_step"):
-            mine, other = source.config[key], first.config[key]
-            if mine != other:
-                what = (
-                    "other images" if key == "input" else f"another {key} ({mine!r}, not {other!r})"
-                )
-                raise InputError(
-                    f"{name} has {what} than {str(first.folder)!r}: join runs that have the same"
-                )
+        if changed := differences(first.config, source.config, only=MEMBERS):
+            raise InputError(
+                f"{name} does not go with {str(first.folder)!r} ({'; '.join(changed)}): join runs "
+                "that have the same"
+            )
         if (networks := source.fingerprint()) in seen:
             raise InputError(f"{name} holds the same networks as {seen[networks]}: name them once")
         seen[networks] = name

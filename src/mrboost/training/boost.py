@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import data as datasets
-from mrboost import models, runs
+from mrboost import models
 from mrboost.attacks import attacked
 from mrboost.data import Dataset, Split, validation_split
-from mrboost.devices import company, leave, make_fabric, place
+from mrboost.devices import end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import evaluate
@@ -23,6 +23,8 @@ from mrboost.options import TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes import Recipe, get
 from mrboost.recipes.config import Config, describe, resolve
+from mrboost.runs import Run
+from mrboost.runs.identity import FIRST_ROUND, differences
 from mrboost.seeds import derive, global_stream
 
 from .fit import VALIDATION_STEPS, fit
@@ -68,49 +70,48 @@ def boost(
             f"{config.batch_size}"
         )
     _check_model(_new_learner(config, dataset, 1), config.model, dataset)
-    run = None
-    if out is not None:
-        description = describe(config, dataset)
-        if data_dir is not None:
-            description["data_dir"] = str(Path(data_dir).absolute())
-        if first is not None:
-            description["first"] = _described(runs.Run.open(first), description)
-        run = _open(runs.Run.resume if resume else runs.Run.create, out, description, fabric)
-    elif first is not None:
-        raise InputError("first is copied into the run folder: give out as well")
+    description = describe(config, dataset)
+    if data_dir is not None:
+        description["data_dir"] = str(Path(data_dir).absolute())
+    if first is not None:
+        if out is None:
+            raise InputError("first is copied into the run folder: give out as well")
+        description["first"] = _described(Run.open(first), description)
     lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
-    with run.locked() if run is not None else nullcontext(), company(fabric, lost):
+    with _run_folder(out, description, resume, fabric) as run, lost_processes(fabric, lost):
         if run is not None and "first" in run.config:
-            if run.leads and run.rounds_done() == 0:
+            if run.writes and run.rounds_done() == 0:
                 _adopt(run, run.config["first"])
             fabric.barrier()
         members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
         if fabric.world_size > 1:
-            leave()
+            end_processes()
     weights = run.load_weights("best", len(members)) if run is not None else None
     return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
 
 
-def _open(
-    how: Callable[[str | Path, dict[str, Any]], runs.Run],
-    out: str | Path,
-    description: dict[str, Any],
-    fabric: Fabric,
-) -> runs.Run:
-    """The run folder: made or found by the first process, which tells the
-    others if it cannot be."""
-    run, problem = None, ""
-    if fabric.is_global_zero:
-        try:
-            run = how(out, description)
-        except InputError as error:
-            problem = str(error)
-    if problem := fabric.broadcast(problem):
-        raise InputError(problem)
-    return run or runs.Follower.open(out)
+@contextmanager
+def _run_folder(
+    out: str | Path | None, description: dict[str, Any], resume: bool, fabric: Fabric
+) -> Iterator[Run | None]:
+    """The run folder, if there is to be one: made or found, and locked, by the first process, which
+    tells the others if it cannot be."""
+    if out is None:
+        yield None
+        return
+    with ExitStack() as stack:
+        run, problem = None, ""
+        if fabric.is_global_zero:
+            try:
+                run = stack.enter_context(Run.training(out, description, resume=resume))
+            except (InputError, OSError) as error:
+                problem = str(error)
+        if problem := fabric.broadcast(problem):
+            raise InputError(problem)
+        yield run or Run.open(out, writes=False)
 
 
-def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
+def _described(source: Run, description: dict[str, Any]) -> dict[str, str]:
     """A run that is to be the first round: where it is and its weights; refused
     where it does not fit."""
     if description["rounds"] < 2:
@@ -119,23 +120,17 @@ def _described(source: runs.Run, description: dict[str, Any]) -> dict[str, str]:
         raise InputError(
             f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume"
         )
-    mine, other = (
-        {**config, "input": config["input"]["fingerprint"]}
-        for config in (description, source.config)
-    )
-    # The last two: the images that are held out
-    for key in ("input", "model", "validation", "select_on"):
-        if mine[key] != other.get(key):
-            differ = f"its {key} is {other.get(key)!r}, here it is {mine[key]!r}: give the same"
-            raise InputError(
-                f"the run in {str(source.folder)!r} cannot be the first round: {differ}"
-            )
+    if changed := differences(source.config, description, only=FIRST_ROUND):
+        raise InputError(
+            f"the run in {str(source.folder)!r} cannot be the first round "
+            f"({'; '.join(changed)}): give the same"
+        )
     return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
 
 
-def _adopt(run: runs.Run, first: dict[str, str]) -> None:
+def _adopt(run: Run, first: dict[str, str]) -> None:
     """Another run's first round as the first of this one."""
-    source = runs.Run.open(first["run"])
+    source = Run.open(first["run"])
     if source.fingerprint("last", 1) != first["of"]:
         raise InputError(
             f"the first round in {first['run']!r} has changed since this run was started: "
@@ -146,7 +141,7 @@ def _adopt(run: runs.Run, first: dict[str, str]) -> None:
 
 
 def _rounds(
-    config: Config, dataset: Dataset, fabric: Fabric, run: runs.Run | None, progress: bool
+    config: Config, dataset: Dataset, fabric: Fabric, run: Run | None, progress: bool
 ) -> list[nn.Module]:
     """The members of the classifier after all rounds: past ones as later rounds met them, the
     newest one's best epoch.
@@ -161,8 +156,8 @@ def _rounds(
     kept = config.past or "best"
     past, newest = list[nn.Module](), list[nn.Module]()
     if run is not None and (done := run.rounds_done()) > 0:
-        past = [place(member, fabric.device) for member in run.members(done, kept)]
-        newest = [place(run.members(done, "best")[-1], fabric.device)]
+        past = [move_model(member, fabric.device) for member in run.members(done, kept)]
+        newest = [move_model(run.members(done, "best")[-1], fabric.device)]
         _score_rounds(config, run, held_out, fabric.device, progress)
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
@@ -195,18 +190,18 @@ def _rounds(
 
 
 def _score_rounds(
-    config: Config, run: runs.Run, held_out: Split, device: torch.device, progress: bool
+    config: Config, run: Run, held_out: Split, device: torch.device, progress: bool
 ) -> None:
     """Score the classifier after each finished round that has no score yet, on the held-out
     images; one row a round."""
-    if not run.leads:
+    if not run.writes:
         return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
     for count in range(1, run.rounds_done() + 1):
         if count in rows:
             continue
         attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
-        model = place(run.classifier("best", count), device)
+        model = move_model(run.classifier("best", count), device)
         scores = evaluate(model, held_out.images(), held_out.y, attack, check=False)
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mrboost.data import Augment, Batches, Split
-from mrboost.devices import over_processes, place
+from mrboost.devices import move_model, over_processes
 from mrboost.errors import InputError
 from mrboost.evaluation.batches import accuracies
 from mrboost.files import State
@@ -134,7 +134,7 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
     """A learner on its device with its optimiser, before the first step."""
     if fabric.world_size > 1 and fabric.device.type == "cuda":
         learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
-    place(learner, fabric.device)
+    move_model(learner, fabric.device)
     recipe = config.recipe
     cuda = fabric.device.type == "cuda"
     optimizer = torch.optim.SGD(
