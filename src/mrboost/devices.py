@@ -142,7 +142,7 @@ def end_processes() -> None:
 
 def say_once(line: str) -> None:
     """A line on standard error, once if several of torchrun's processes have the same to say."""
-    if not under_torchrun():
+    if not under_torchrun() or "MASTER_ADDR" not in os.environ:
         print(line, file=sys.stderr)
         return
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from mrboost.recipes.samplers import All, Diverge, Learner, Sample, Turn
 from mrboost.speed.copies import Copy, quick
 from mrboost.speed.graphs import Engine, Replay
 from mrboost.training.fit import begin
-from mrboost.training.state import Progress
+from mrboost.training.state import FitState
 from mrboost.training.step import Step, resolvable
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -104,7 +104,7 @@ def test_mixed_precision_without_copies_needs_that_start_too(
 
 def train(
     recipe: str, dataset: Dataset, device: str, steps: int = 6, past: int = 0, **options
-) -> Progress:
+) -> FitState:
     torch.manual_seed(0)
     config = resolve(recipes.get(recipe), dataset, epochs=1, batch_size=12, **options)
     networks = [

@@ -29,7 +29,7 @@ from mrboost.training import ema as average
 from mrboost.training import fit as training
 from mrboost.training.ema import Average
 from mrboost.training.fit import begin, fit
-from mrboost.training.state import Progress, best_epoch, first_eligible
+from mrboost.training.state import FitState, best_epoch, first_eligible
 
 SMOOTH = OnPerturbed(Smoothed(margin_cross_entropy))
 # Every part at once
@@ -405,7 +405,7 @@ def test_a_checkpoint_comes_back_in_the_layout_of_the_weights(
     for _ in range(2):
         learner = models.build("cnn-digits", tiny.shape, 3).to(memory_format=torch.channels_last)
         states.append(
-            Progress(learner, torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9))
+            FitState(learner, torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9))
         )
     saved, restored = states
     saved.learner(tiny.train.images()).sum().backward()

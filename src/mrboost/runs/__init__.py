@@ -1,4 +1,13 @@
-"""Run folders: what they hold, and what is done with finished ones."""
+"""Run folders: what they hold, and what is done with finished ones.
+
+``folder``        ``Run``: reading one, writing one so that a crash loses at most an epoch
+``schema``        what each of its JSON files must hold
+``identity``      when two configurations are the same training
+``evaluate_run``  evaluations of a run, kept in its results.json
+``join``          networks that were trained apart as one ensemble
+``reweight``      weights for the members of an ensemble
+``compare``       the evaluations of several runs side by side
+"""
 
 from .folder import Run, check_kind, load, slug
 

@@ -287,9 +287,11 @@ class Run:
         """A short name for a classifier of the run: the files of its first ``members`` and
         their learned weights."""
         done = self.rounds_done()
-        files = self.member_files(done if members is None else members, which)
-        stamps = tuple(path.stat().st_mtime_ns for path in files)
-        return _digest(repr(self.load_weights(which, done)), tuple(files), stamps)
+        parts = [repr(self.load_weights(which, done))]
+        for path in self.member_files(done if members is None else members, which):
+            kept = read_facts(path).get("checksum")
+            parts.append(kept if isinstance(kept, str) else checksum(read_tensors(path)[0]))
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:
         """Whether an evaluation is of the classifier as it is now; of a run without
@@ -385,14 +387,6 @@ def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) ->
     attack library as it is. A model of your own must be registered before, as it was for training.
     """
     return Run.open(run_dir).classifier(which, rounds)
-
-
-@cache
-def _digest(weights: str, files: tuple[Path, ...], stamps: tuple[int, ...]) -> str:  # noqa: ARG001 — files may change
-    digest = hashlib.blake2b(weights.encode(), digest_size=8)
-    for path in files:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _epoch(path: Path) -> int:

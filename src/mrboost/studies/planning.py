@@ -243,8 +243,8 @@ class Training:
         run = self.run()
         assert run is not None
         found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes().items()}
-        if self.request.study.seconds:
-            epochs = [row["seconds"] for row in run.metrics()]
+        epochs = [row["seconds"] for row in run.metrics()]
+        if self.request.study.seconds and epochs:
             found[f"{self.paper_data}/best/1/seconds"] = statistics.median(epochs[1:] or epochs)
         return found
 

@@ -1,1 +1,20 @@
-"""The rounds of boosting, and the one training loop within each."""
+"""Training, from the rounds of boosting down to one step.
+
+``boost.boost``   checks the options (``recipes.config.resolve``), opens the run folder, and trains
+                  round after round: a new learner, ``fit``, then it is frozen and appended
+``fit.fit``       one round: epochs over the images; after each, the held-out images are judged, a
+                  line of metrics is written and everything needed to go on is saved
+``step.Step``     one batch: the recipe's sampler perturbs it, the objective gives a loss for each
+                  image, SGD follows their mean
+``state``         what a round is made of between two epochs (``FitState``), which epoch is the best
+``ema``           the average of the weights that may be kept in place of the latest
+
+A recipe needs none of this to change: a sampler or an objective of one's own is a part of the
+recipe, and the loop calls it.
+
+Example:
+    >>> import mrboost
+    >>> model = mrboost.boost("at-mce", "digits", epochs=1, device="cpu")
+    >>> len(model)
+    1
+"""

@@ -27,7 +27,7 @@ from mrboost.runs import Run
 from mrboost.seeds import derive, global_stream
 
 from .ema import Average
-from .state import Progress, copy_state
+from .state import FitState, copy_state
 from .step import Step
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def fit(
                 row = _train_epoch(step, batches, state, config, round_, meter)
             except FloatingPointError as error:
                 raise InputError(_diverged(error, run, round_, state.epoch)) from None
-            _agree(state, fabric)
+            _average_buffers(state, fabric)
             judged = (
                 config.recipe.combine([*past, state.kept])
                 if config.recipe.sampler.joint
@@ -106,7 +106,7 @@ def fit(
     return Fitted(state.best, copy_state(state.kept), state.best_epoch, state.epoch)
 
 
-def _agree(state: Progress, fabric: Fabric) -> None:
+def _average_buffers(state: FitState, fabric: Fabric) -> None:
     """Processes see other images: bring the statistics that each has gathered to their mean."""
     if fabric.world_size > 1:
         for network in (
@@ -130,7 +130,7 @@ def _validate(
     return clean, robust
 
 
-def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
+def begin(learner: nn.Module, config: Config, fabric: Fabric) -> FitState:
     """A learner on its device with its optimiser, before the first step."""
     if fabric.world_size > 1 and fabric.device.type == "cuda":
         learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
@@ -145,13 +145,13 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> Progress:
         weight_decay=recipe.weight_decay,
         fused=cuda,
     )
-    return Progress(
+    return FitState(
         learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema)
     )
 
 
 def _train_epoch(
-    step: Step, batches: Batches, state: Progress, config: Config, round_: int, meter: Meter
+    step: Step, batches: Batches, state: FitState, config: Config, round_: int, meter: Meter
 ) -> dict[str, Any]:
     """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
@@ -178,7 +178,7 @@ def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: in
     )
 
 
-def _epoch_line(row: dict[str, Any], config: Config, state: Progress) -> str:
+def _epoch_line(row: dict[str, Any], config: Config, state: FitState) -> str:
     return (
         f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss "
         f"{row['loss']:.4f}  {config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} "

@@ -19,7 +19,7 @@ from .ema import Average
 
 
 @dataclass
-class Progress:
+class FitState:
     """A learner under training: its weights, its optimiser's, and the best so far."""
 
     learner: nn.Module
@@ -80,7 +80,11 @@ class Progress:
     def _put_back(self, tensors: State, facts: dict[str, Any], scores: list[float]) -> None:
         if len(scores) < facts["epoch"]:
             raise ValueError(f"metrics.jsonl has {len(scores)} of its {facts['epoch']} epochs")
+        if facts["best_epoch"] > facts["epoch"]:
+            raise ValueError(f"epoch {facts['best_epoch']} is not among {facts['epoch']}")
         self.scores, self.best_epoch = scores[: facts["epoch"]], facts["best_epoch"]
+        self.best = _part(tensors, "best")
+        self.learner.load_state_dict(self.best)  # it fits
         self.learner.load_state_dict(_part(tensors, "learner"))
         if self.average is not None:
             self.average.module.load_state_dict(_part(tensors, "average"))
@@ -95,7 +99,6 @@ class Progress:
             kept.update(
                 {slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim}
             )
-        self.best = _part(tensors, "best")
 
 
 def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:

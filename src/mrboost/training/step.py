@@ -30,7 +30,7 @@ from mrboost.speed.copies import quick, refresh
 from mrboost.speed.graphs import Replay
 
 from . import ema
-from .state import Progress
+from .state import FitState
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -54,7 +54,7 @@ class Step:
 
     def __init__(
         self,
-        state: Progress,
+        state: FitState,
         past: Sequence[nn.Module],
         config: Config,
         fabric: Fabric,
@@ -79,11 +79,7 @@ class Step:
         self._copies = (
             self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
         )
-        with fabric.autocast():
-            half = torch.is_autocast_enabled(fabric.device.type)
-        if self._copies is not None:
-            half = fabric.device.type == "cuda"
-        if half:
+        if self._attacks_in_half_precision():
             self._attack = resolvable(self._attack, sample[0].numel())
         self._move: Callable[..., Sample] = self._sample
         self._train: Callable[..., Sample] = self._step
@@ -188,6 +184,13 @@ class Step:
                     self._facts[name] = torch.zeros_like(value)
                 self._facts[name] += value
         return sample
+
+    def _attacks_in_half_precision(self) -> bool:
+        """Copies are in half precision on CUDA; networks themselves where autocast makes it so."""
+        if self._copies is not None:
+            return self._fabric.device.type == "cuda"
+        with self._fabric.autocast():
+            return torch.is_autocast_enabled(self._fabric.device.type)
 
     def _sample(self, x: Tensor, y: Tensor, *mixed: Tensor, case: int | None = None) -> Sample:  # noqa: ARG002
         *past, learner = self._copies or (*self._past, self._state.learner)
