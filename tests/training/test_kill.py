@@ -65,13 +65,13 @@ def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=1200)
     assert process.returncode == 0, errors.decode()
 
 
 def wait_for_epochs(folder: Path, process: subprocess.Popen[bytes], epochs: int) -> None:
     """Until that many epochs are logged, or the process has ended."""
-    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 1200
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and metrics.read_text().count("\n") >= epochs:
             return
@@ -139,8 +139,8 @@ def test_trainings_side_by_side_end_with_what_started_them(
     try:
         wait_for_epochs(folder, process, 1)
         process.send_signal(how)
-        process.wait(timeout=60)
-        assert is_free(folder / "checkpoint" / "lock", seconds=60), (
+        process.wait(timeout=600)
+        assert is_free(folder / "checkpoint" / "lock", seconds=600), (
             "the training goes on without what started it"
         )
     finally:
@@ -158,57 +158,61 @@ def is_free(lock: Path, seconds: float) -> bool:
         return False
 
 
+DIES = """
+import os, signal
+from mrboost import files
+write, written = files.replace_file, []
+
+def replace_file(path, content):
+    write(path, content)
+    written.append(path)
+    if len(written) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+files.replace_file = replace_file
+"""
+
+
 def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path: Path) -> None:
-    """AutoAttack, killed twice while it runs; what was finished is not done again."""
+    """AutoAttack, killed twice after it has saved something; what was finished is not done
+    again."""
+    (tmp_path / "dies.py").write_text(DIES)
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         shutil.copytree(trained, folder)
 
-    def evaluate(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "mrboost",
-                "evaluate",
-                str(folder),
-                "--attack",
-                "pgd-20,autoattack",
-                "--n",
-                "8",
-                "--eps",
-                "0.2",
-                "--device",
-                "cpu",
-                "--quiet",
-                "--json",
-                *more,
-            ],
+    def evaluate(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+        options = [
+            "--attack",
+            "pgd-20,autoattack",
+            "--n",
+            "8",
+            "--eps",
+            "0.2",
+            "--device",
+            "cpu",
+            "--quiet",
+            "--json",
+        ]
+        return subprocess.run(
+            [sys.executable, "-m", "mrboost", "evaluate", str(folder), *options, *more],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
+            text=True,
+            timeout=1200,
         )
 
-    whole = evaluate(folders[0])
     kept = folders[1] / "checkpoint" / "evaluation"
-    for parts, more in ((2, ()), (3, ("--resume",))):
-        process = evaluate(folders[1], *more)
-        deadline = time.monotonic() + 120
-        while (
-            process.poll() is None
-            and len(list(kept.rglob("*.safetensors"))) < parts
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-        assert process.poll() is None, "it ended before it could be killed"
-        process.kill()
-        process.communicate()
-    done = evaluate(folders[1], "--resume")
+    saved: list[int] = []
+    for more in ([], ["--resume"]):
+        done = evaluate(folders[1], *more, "--import", str(tmp_path / "dies.py"))
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        saved.append(len(list(kept.rglob("*.safetensors"))))
+    assert saved[1] >= saved[0] > 0
     results = []
-    for process in (whole, done):
-        out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors.decode()
-        results.append(json.loads(out)["evaluations"][0]["outcomes"])
+    for done in (evaluate(folders[0]), evaluate(folders[1], "--resume")):
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout)["evaluations"][0]["outcomes"])
     for first, second in zip(*results, strict=True):
         assert first["correct"] == second["correct"]
         assert [stage["accuracy"] for stage in first["stages"]] == [

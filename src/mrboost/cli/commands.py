@@ -144,9 +144,10 @@ def _train(options: argparse.Namespace) -> None:
 
 def _summary(run: Run) -> dict[str, Any]:
     """The best and the last epoch of each round."""
+    metrics = run.metrics()
     rounds = []
     for round_ in range(1, run.rounds_done() + 1):
-        rows = {row["epoch"]: row for row in run.metrics() if row["round"] == round_}
+        rows = {row["epoch"]: row for row in metrics if row["round"] == round_}
         epochs = run.epochs(round_)
         if missing := set(epochs.values()) - rows.keys():
             raise InputError(
