@@ -182,20 +182,9 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path:
         shutil.copytree(trained, folder)
 
     def evaluate(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-        options = [
-            "--attack",
-            "pgd-20,autoattack",
-            "--n",
-            "8",
-            "--eps",
-            "0.2",
-            "--device",
-            "cpu",
-            "--quiet",
-            "--json",
-        ]
+        options = ["--attack", "pgd-20,autoattack", "--n", "8", "--eps", "0.2", "--device", "cpu"]
         return subprocess.run(
-            [sys.executable, "-m", "mrboost", "evaluate", str(folder), *options, *more],
+            [sys.executable, "-m", "mrboost", "evaluate", str(folder), *options, *more, "--json"],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,

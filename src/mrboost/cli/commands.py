@@ -93,34 +93,20 @@ def _training_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> None:
-    said = _training_options(options)
-    name, source, data_dir = options.recipe, options.data, options.data_dir
-    if name is None:
-        if not (options.resume and options.out):
-            raise InputError(
-                "give a RECIPE to train, or --resume with the --out of a run (list: mrboost "
-                "recipes)"
-            )
-        config = Run.open(options.out).config
-        if "joined" in config:
-            raise InputError(
-                f"{str(options.out)!r} joins networks that were trained apart: train those, "
-                "and join them"
-            )
-        name, source = config["recipe"]["name"], config["data"] if source is None else source
-        data_dir = config.get("data_dir") if data_dir is None else data_dir
-        said = saved_options(config) | said
-    recipe, source = recipes.get(name), "digits" if source is None else source
-    out = options.out or Path("runs") / f"{slug(source)}-{recipe.name}-seed{said.get('seed', 0)}"
-    where = _where(options) | {"data_dir": data_dir}
+    given = _training_options(options)
+    if options.recipe is None:
+        given = _take_from_run(options) | given
+    recipe, source = recipes.get(options.recipe), options.data or "digits"
+    default = f"{slug(source)}-{recipe.name}-seed{given.get('seed', 0)}"
+    out = options.out or Path("runs") / default
     boost(
         recipe,
         source,
         out=out,
         resume=options.resume,
         first=options.first,
-        **where,
-        **cast(TrainingOptions, said),
+        **_where(options),
+        **cast(TrainingOptions, given),
     )
     if not is_first_process():
         return
@@ -140,6 +126,25 @@ def _train(options: argparse.Namespace) -> None:
             )
     same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
     print(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+
+
+def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that the run in --out was trained with; its recipe and data go into
+    ``options``."""
+    if not (options.resume and options.out):
+        raise InputError(
+            "give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)"
+        )
+    config = Run.open(options.out).config
+    if "joined" in config:
+        raise InputError(
+            f"{str(options.out)!r} joins networks that were trained apart: train those, "
+            "and join them"
+        )
+    options.recipe = config["recipe"]["name"]
+    options.data = config["data"] if options.data is None else options.data
+    options.data_dir = config.get("data_dir") if options.data_dir is None else options.data_dir
+    return saved_options(config)
 
 
 def _summary(run: Run) -> dict[str, Any]:
