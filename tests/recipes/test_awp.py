@@ -172,7 +172,8 @@ def test_one_step_of_training_is_sgd_with_the_gradient_at_the_moved_weights(tiny
     recipe = replace(
         recipes.AT_AWP, sampler=Untouched(), awp=AWP(0.2), momentum=0.0, weight_decay=0.0, lr=0.5
     )
-    config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3)
+    plain = {"batch_size": 36, "validation": 3, "padding": 0, "flip": False}
+    config = resolve(recipe, tiny, epochs=1, **plain)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         learner = models.build("cnn-digits-silu", tiny.shape, 3)

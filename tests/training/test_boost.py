@@ -14,7 +14,7 @@ from commands import ONE_OF_EACH
 from mrboost import Ensemble, Mixture, models, recipes
 from mrboost.attacks import PGD
 from mrboost.attacks.mixtures import attacks_on
-from mrboost.data import Augment, Dataset, validation_split
+from mrboost.data import Dataset, validation_split
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.losses import margin_cross_entropy
@@ -42,9 +42,7 @@ def test_one_round_is_plain_training_bit_for_bit(tiny: Dataset) -> None:
     with global_stream(derive(0, "initialise", 1), torch.device("cpu")):
         mean, std = tiny.channel_stats()
         learner = models.build(config.model, tiny.shape, 3, mean=mean, std=std)
-    fitted = fit(
-        learner, [], train, held_out, config, fabric=make_fabric("cpu"), augment=Augment(1, True)
-    )
+    fitted = fit(learner, [], train, held_out, config, fabric=make_fabric("cpu"))
     assert all(
         torch.equal(fitted.best[key], value) for key, value in boosted[0].state_dict().items()
     )
@@ -320,7 +318,9 @@ def test_pairs_and_weights_reach_the_gradient(batch) -> None:
     def shift(tiny: Dataset, weighted: bool) -> Tensor:
         sampler = Fixed() if weighted else Learner()
         recipe = replace(recipes.AT, sampler=sampler, momentum=0.0, weight_decay=0.0)
-        config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3, lr=1.0)
+        config = resolve(
+            recipe, tiny, epochs=1, batch_size=36, validation=3, lr=1.0, padding=0, flip=False
+        )
         with torch.random.fork_rng():
             torch.manual_seed(0)
             learner = models.build("cnn-digits", tiny.shape, 3)

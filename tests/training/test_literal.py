@@ -67,7 +67,7 @@ def test_a_training_is_what_a_literal_loop_does(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fit, "Batches", Double)
     monkeypatch.setattr(fit, "_validate", lambda *_: (0.0, 0.0))
     split = Split(images, labels)
-    fit.fit(ours, [], split, split, config, fabric=make_fabric("cpu"), augment=config.augment)
+    fit.fit(ours, [], split, split, config, fabric=make_fabric("cpu"))
 
     optimizer = torch.optim.SGD(theirs.parameters(), momentum=0.9, weight_decay=DECAY, lr=1.0)
     number, of, orders = 0, 3 * EPOCHS, []

@@ -96,7 +96,8 @@ def test_one_step_is_sgd_on_the_objective(tiny: Dataset) -> None:
         weight_decay=0.0,
         lr=0.5,
     )
-    config = resolve(recipe, tiny, epochs=1, batch_size=36, validation=3)
+    plain = {"batch_size": 36, "validation": 3, "padding": 0, "flip": False}
+    config = resolve(recipe, tiny, epochs=1, **plain)
     learner = models.build("cnn-digits", tiny.shape, 3)
     before = {name: p.detach().clone() for name, p in learner.named_parameters()}
     fit(learner, [], tiny.train, tiny.test, config, fabric=make_fabric("cpu"))
@@ -120,7 +121,8 @@ def test_the_average_of_weights_is_what_is_kept(
 
     def fitted(ema: float | None, epochs: int) -> dict[str, Tensor]:
         recipe = replace(recipes.AT, ema=ema, schedule=Piecewise(milestones=()))
-        config = resolve(recipe, tiny, epochs=epochs, batch_size=36, validation=3)
+        plain = {"batch_size": 36, "validation": 3, "padding": 0, "flip": False}
+        config = resolve(recipe, tiny, epochs=epochs, **plain)
         with torch.random.fork_rng():
             torch.manual_seed(0)
             learner = models.build("cnn-digits", tiny.shape, 3)

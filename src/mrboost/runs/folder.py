@@ -284,8 +284,8 @@ class Run:
         return done
 
     def fingerprint(self, which: str = "best", members: int | None = None) -> str:
-        """A short name for a classifier of the run: the files of its first ``members`` and
-        their learned weights."""
+        """A short name for a classifier of the run: the weights of its first ``members`` and
+        what was learned for them."""
         done = self.rounds_done()
         parts = [repr(self.load_weights(which, done))]
         for path in self.member_files(done if members is None else members, which):
@@ -322,7 +322,7 @@ class Run:
             _note_once(f"note: {path} was converted after its training: its checksum is unknown")
         elif facts["checksum"] != checksum(tensors):
             raise InputError(
-                f"{path} has changed since it was written: its checksum is another: restore it "
+                f"{path} has changed since it was written, its checksum is another: restore it "
                 "from a copy"
             )
         try:

@@ -169,7 +169,6 @@ def _rounds(
             held_out,
             config.of_round(round_),
             fabric=fabric,
-            augment=config.augment,
             round_=round_,
             run=run,
             progress=progress,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mrboost.data import Augment, Batches, Split
+from mrboost.data import Batches, Split
 from mrboost.devices import move_model, over_processes
 from mrboost.errors import InputError
 from mrboost.evaluation.batches import accuracies
@@ -56,7 +56,6 @@ def fit(
     config: Config,
     *,
     fabric: Fabric,
-    augment: Augment | None = None,
     round_: int = 1,
     run: Run | None = None,
     progress: bool = False,
@@ -74,7 +73,11 @@ def fit(
         state.restore(run, round_)
     step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
     batches = Batches(
-        train, config.batch_size, device=fabric.device, augment=augment, least=2 * fabric.world_size
+        train,
+        config.batch_size,
+        device=fabric.device,
+        augment=config.augment,
+        least=2 * fabric.world_size,
     )
     with Meter(progress, "train", "step") as meter:
         meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
