@@ -37,15 +37,38 @@ def is_first_process() -> bool:
 
 
 def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool = False) -> Fabric:
-    """Fabric on ``auto``, ``cpu``, ``mps``, ``cuda`` or ``cuda:1``; mixed bf16 where the device
-    has it, unless told.
+    """Lightning's Fabric on a device.
 
-    ``together``: if torchrun started this process, it joins the others, and each has
-    a device of its own.
+    Args:
+        device: ``auto``, ``cpu``, ``mps``, ``cuda``, or one of several: ``cuda:1``.
+        precision: ``32-true`` or ``bf16-mixed``; ``auto`` is mixed where the device has it.
+        together: if torchrun started this process, it joins the others, and each has a device of
+            its own.
     """
     from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
 
+    kind, index = _checked_device(device)
+    if precision == "auto":
+        precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    if not (together and under_torchrun()):
+        if under_torchrun() and os.environ["WORLD_SIZE"] != "1":
+            raise InputError(
+                "only train and evaluate run in several processes: start this command without "
+                "torchrun"
+            )
+        devices: Any = 1 if index is None else [index]
+        return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
+    if index is not None:
+        raise InputError(
+            f"device {device!r} is one device, and torchrun gives each process its own: use {kind}"
+        )
+    fabric = Fabric(accelerator=kind, precision=precision, **_of_processes(kind))  # type: ignore[arg-type]
+    fabric.launch()
+    return fabric
+
+
+def _checked_device(device: str) -> tuple[str, int | None]:
+    """The kind of a device and its number, if it has one; refused where it is not available."""
     kind, _, index = device.partition(":")
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,38 +86,25 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         raise InputError(
             f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices"
         )
-    if precision == "auto":
-        precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
-    if under_torchrun() and not together and os.environ["WORLD_SIZE"] != "1":
+    return kind, int(index) if index else None
+
+
+def _of_processes(kind: str) -> dict[str, Any]:
+    """What Fabric has to know of the processes that torchrun started."""
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if kind == "cuda" and local > torch.cuda.device_count():
         raise InputError(
-            "only train and evaluate run in several processes: start this command without torchrun"
+            f"{local} processes need as many CUDA devices, there are "
+            f"{torch.cuda.device_count()}: use --nproc-per-node {torch.cuda.device_count()}"
         )
-    devices: list[int] | int = [int(index)] if index else 1
-    shared: dict[str, Any] = {}
-    if together and under_torchrun():
-        if index:
-            raise InputError(
-                f"device {device!r} is one device, and torchrun gives each process its own: "
-                f"use {kind}"
-            )
-        world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        if kind == "cuda" and local > torch.cuda.device_count():
-            raise InputError(
-                f"{local} processes need as many CUDA devices, there are "
-                f"{torch.cuda.device_count()}: use --nproc-per-node {torch.cuda.device_count()}"
-            )
-        # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
-        known = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        apart: dict[str, Any] = {buffers: False}
-        devices, shared = (
-            local,
-            {"strategy": DDPStrategy(timeout=_PATIENCE, **apart), "num_nodes": world // local},
-        )
-    fabric = Fabric(accelerator=kind, devices=devices, precision=precision, **shared)  # type: ignore[arg-type]
-    if shared:
-        fabric.launch()
-    return fabric
+    # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: False}
+    strategy = DDPStrategy(timeout=_PATIENCE, **options)
+    return {"devices": local, "num_nodes": world // local, "strategy": strategy}
 
 
 def over_processes(fabric: Fabric, values: Tensor, how: str = "mean") -> Tensor:

@@ -25,7 +25,8 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
     configurations share is that of the new run, and ``joined`` in it says where its networks come
     from.
     """
-    sources, out = [Run.open(run) for run in runs], Path(out)
+    sources = [Run.open(run) for run in runs]
+    out = Path(out)
     _check(sources)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{str(out)!r} exists already: choose another --out")
@@ -52,7 +53,8 @@ def _check(sources: Sequence[Run]) -> None:
     """Refuse runs whose networks do not belong together."""
     if len(sources) < 2:
         raise InputError("there is nothing to join: give two runs or more")
-    first, seen = sources[0], dict[str, str]()
+    first = sources[0]
+    seen = dict[str, str]()
     for source in sources:
         name = repr(str(source.folder))
         if source.rounds_done() < 1:

@@ -41,7 +41,8 @@ def learn_weights(
     """
     solvers = {"minimum": maximum_margin, "average": least_cross_entropy}
     solver = look_up("objective", objective, solvers)
-    logits, learned = [], ensemble
+    logits = []
+    learned = ensemble
     with Meter(progress, "reweight", unit=" images") as meter:
         meter.begin(REPEATS * len(x))
         for repeat in range(1, REPEATS + 1):
@@ -71,7 +72,8 @@ def maximum_margin(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
 def least_cross_entropy(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Weights on the simplex that minimise the mean cross-entropy of the
     weighted logits: convex."""
-    members, rows = len(logits), np.arange(len(y))
+    members = len(logits)
+    rows = np.arange(len(y))
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         logs = scipy.special.log_softmax(np.tensordot(weights, logits, axes=1), axis=1)

@@ -100,7 +100,8 @@ def _run_folder(
         yield None
         return
     with ExitStack() as stack:
-        run, problem = None, ""
+        run = None
+        problem = ""
         if fabric.is_global_zero:
             try:
                 run = stack.enter_context(Run.training(out, description, resume=resume))
@@ -154,7 +155,8 @@ def _rounds(
     if config.select_on == "validation":
         train, held_out = validation_split(dataset.train, config.validation)
     kept = config.past or "best"
-    past, newest = list[nn.Module](), list[nn.Module]()
+    past = list[nn.Module]()
+    newest = list[nn.Module]()
     if run is not None and (done := run.rounds_done()) > 0:
         past = [move_model(member, fabric.device) for member in run.members(done, kept)]
         newest = [move_model(run.members(done, "best")[-1], fabric.device)]

@@ -29,7 +29,8 @@ class Average:
     """
 
     def __init__(self, learner: nn.Module, decay: float) -> None:
-        self.module, self.decay = deepcopy(learner).requires_grad_(False), decay
+        self.module = deepcopy(learner).requires_grad_(False)
+        self.decay = decay
         self.steps = torch.zeros((), device=next(learner.parameters()).device)
         norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
         self._norms = [norm for norm in norms if norm.track_running_stats]

@@ -124,11 +124,12 @@ def _validate(
     model: nn.Module, split: Split, config: Config, fabric: Fabric
 ) -> tuple[float, float]:
     """Clean and robust accuracy; each process looks at its share of the images."""
-    mine, sums = split[fabric.global_rank :: fabric.world_size], (0.0, 0.0)
+    mine = split[fabric.global_rank :: fabric.world_size]
+    shares = (0.0, 0.0)
     if len(mine):
         with fabric.autocast():
-            sums = accuracies(model, mine, config.judge(VALIDATION_STEPS))
-    correct = torch.tensor(sums, dtype=torch.float64, device=fabric.device) * len(mine)
+            shares = accuracies(model, mine, config.judge(VALIDATION_STEPS))
+    correct = torch.tensor(shares, dtype=torch.float64, device=fabric.device) * len(mine)
     clean, robust = (over_processes(fabric, correct, "sum") / len(split)).tolist()
     return clean, robust
 

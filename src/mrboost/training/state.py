@@ -43,7 +43,8 @@ class FitState:
         """Close an epoch with its robust accuracy on so many held-out images."""
         self.scores.append(robust)
         if best_epoch(self.scores, config, images) == self.epoch:
-            self.best_epoch, self.best = self.epoch, copy_state(self.kept)
+            self.best_epoch = self.epoch
+            self.best = copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:
         tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
@@ -82,7 +83,8 @@ class FitState:
             raise ValueError(f"metrics.jsonl has {len(scores)} of its {facts['epoch']} epochs")
         if facts["best_epoch"] > facts["epoch"]:
             raise ValueError(f"epoch {facts['best_epoch']} is not among {facts['epoch']}")
-        self.scores, self.best_epoch = scores[: facts["epoch"]], facts["best_epoch"]
+        self.scores = scores[: facts["epoch"]]
+        self.best_epoch = facts["best_epoch"]
         self.best = _part(tensors, "best")
         self.learner.load_state_dict(self.best)  # it fits
         self.learner.load_state_dict(_part(tensors, "learner"))
@@ -128,7 +130,8 @@ def first_eligible(config: Config) -> int:
     the last third. With averaged weights and a rate that ends at zero, the last epoch: the average
     is at its best there.
     """
-    schedule, epochs = config.recipe.schedule, config.epochs
+    schedule = config.recipe.schedule
+    epochs = config.epochs
     if config.recipe.ema is not None and schedule(1.0) == 0:
         return epochs
     return min(epochs, math.floor(schedule.settled * epochs) + 1)

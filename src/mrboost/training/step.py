@@ -64,11 +64,17 @@ class Step:
         capture: bool = True,
     ) -> None:
         """``sample`` is a few images of the data; ``say`` gets messages for the user."""
-        self._state, self._past = state, past
+        self._state = state
+        self._past = past
+        self._config = config
+        self._fabric = fabric
         self._model, self._optimizer = fabric.setup(state.learner, state.optimizer)
-        self._config, self._fabric, self._attack = config, fabric, config.attack()
-        self._rank, self._world = fabric.global_rank, fabric.world_size
-        self._generator, self._own = (torch.Generator(device=fabric.device) for _ in range(2))
+        self._attack = config.attack()
+        self._rank = fabric.global_rank
+        self._world = fabric.world_size
+        # The first draws alike in all processes, the second in each its own
+        self._generator = torch.Generator(device=fabric.device)
+        self._own = torch.Generator(device=fabric.device)
         self._starts = Share(self._generator, self._rank, self._world)
         self._progress = torch.zeros((), device=fabric.device)
         # Of the losses, of the images classified correctly
@@ -86,7 +92,8 @@ class Step:
         if self._copies is not None and fabric.device.type == "cuda" and capture:
             from lightning_fabric.strategies.ddp import DDPStrategy
 
-            generators, strict = [self._generator, self._own], config.fast == "on"
+            generators = [self._generator, self._own]
+            strict = config.fast == "on"
             if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
                 self._move = Replay(self._sample, generators, say, strict=strict)
             else:
@@ -97,7 +104,9 @@ class Step:
 
         Gives the generator that all processes share.
         """
-        self._steps, self._images, self._length = 0, 0, steps
+        self._steps = 0
+        self._images = 0
+        self._length = steps
         for total in (self._sums, *self._facts.values()):
             total.zero_()
         self._model.train()
@@ -114,7 +123,8 @@ class Step:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self._progress.fill_(progress)
         self._starts.count = len(y)
-        self._steps, self._images = self._steps + 1, self._images + len(y)
+        self._steps += 1
+        self._images += len(y)
         batch: tuple[Tensor, ...] = (x, y)
         if (cutmix := self._config.recipe.cutmix) is not None:
             x, mixed = cutmix(x, y, self._generator)
@@ -151,7 +161,8 @@ class Step:
             return recipe.objective(recipe.scope(classifier, self._past), sample)
 
     def _step(self, x: Tensor, y: Tensor, *mixed: Tensor) -> Sample:
-        sample, recipe = self._move(x, y, *mixed, case=self._starts.count), self._config.recipe
+        recipe = self._config.recipe
+        sample = self._move(x, y, *mixed, case=self._starts.count)
         # Processes average their gradients: with this factor that is the gradient of the mean
         # over the whole batch.
         share = len(y) * self._world / self._starts.count
@@ -196,9 +207,8 @@ class Step:
         *past, learner = self._copies or (*self._past, self._state.learner)
         if self._copies is not None:
             refresh(learner)
-        generator, starts = (
-            (self._generator, None) if self._world == 1 else (self._own, self._starts)
-        )
+        generator = self._generator if self._world == 1 else self._own
+        starts = None if self._world == 1 else self._starts
         two = Mixed(*mixed) if mixed else None
         turn = Turn(self._attack, learner, past, x, y, generator, self._progress, two, starts)
         with self._fabric.autocast() if self._copies is None else nullcontext():
