@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mrboost.data import Dataset
 from mrboost.errors import InputError
 from mrboost.files import read_facts
 from mrboost.runs import Run
+from mrboost.runs.compare import text_table
 
 QUICK = {"model": "cnn-digits", "device": "cpu", "epochs": 2}
 
@@ -204,5 +206,7 @@ def test_no_value_anywhere_ends_in_a_traceback(
         for command in commands:
             given = command(str(run))
             assert main(given) in (0, 2), (given, text)
+        with suppress(InputError):
+            text_table([run, finished])
         assert "\x1b" not in capsys.readouterr().err
         shutil.rmtree(run)

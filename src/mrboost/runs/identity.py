@@ -59,7 +59,7 @@ def differences(
             if is_part and before.get(option.name) != after.get(option.name):
                 name, old, new = option.name, before.get(option.name), after.get(option.name)
                 break
-        found[name] = f"{name}: {old!r} -> {new!r}"
+        found[name] = f"{name}: {_short(old)} -> {_short(new)}"
     decisive = [found[name] for name in ("recipe.name", "data") if name in found]
     return decisive or list(found.values())
 
@@ -75,6 +75,11 @@ def first_round(config: Mapping[str, Any]) -> dict[str, Any]:
         recipe["sampler"] = {"part": "Learner", "loss": sampler["loss"]}
     run = {key: value for key, value in config.items() if key not in _LATER_ROUNDS}
     return run | {"recipe": recipe}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _leaves(

@@ -23,7 +23,7 @@ Schema = Mapping[str, Rule]
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and len(value) <= 10_000
 
 
 def _truth(value: Any) -> bool:
@@ -76,6 +76,8 @@ def _value_of(option: Option) -> Callable[[Any], bool]:
     """What the configuration may hold for an option of the training."""
     if option.path[-1] in ("schedule", "start"):  # parts, which have names as options alone
         return lambda value: _object(value) or _text(value)
+    if option.choices:
+        return _one_of(None, *option.choices)
     rules = {bool: _truth, int: _whole(0, 2**63 - 1), str: _text}
     return _or_none(rules.get(option.type, _number))  # type: ignore[call-overload]
 
