@@ -316,15 +316,6 @@ class Run:
             )
         model = self.new_model()
         tensors, facts = read_tensors(path)
-        mine = model.state_dict()
-        same_types = all(mine[key].dtype == tensors[key].dtype for key in mine.keys() & tensors)
-        if "checksum" not in facts or not same_types:
-            _note_once(f"note: {path} was converted after its training: its checksum is unknown")
-        elif facts["checksum"] != checksum(tensors):
-            raise InputError(
-                f"{path} has changed since it was written, its checksum is another: restore it "
-                "from a copy"
-            )
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -332,6 +323,15 @@ class Run:
             raise InputError(
                 f"{path} does not fit model {self.config['model']!r}: {reason}"
             ) from None
+        mine = model.state_dict()
+        same_types = all(mine[key].dtype == tensors[key].dtype for key in mine)
+        if "checksum" not in facts or not same_types:
+            _note_once(f"note: {path} was converted after its training: its checksum is unknown")
+        elif facts["checksum"] != checksum(tensors):
+            raise InputError(
+                f"{path} has changed since it was written, its checksum is another: restore it "
+                "from a copy"
+            )
         return model.requires_grad_(False).eval()
 
     def _member(self, round_: int, which: str) -> Path:

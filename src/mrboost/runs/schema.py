@@ -209,7 +209,7 @@ def check_config(config: dict[str, Any], path: Path) -> None:
         )
     if config.get("format", FORMAT) != FORMAT:
         raise InputError(
-            f"{path} has format {str(config['format'])[:60]!r}, this mrboost reads format "
+            f"{path} has format {config['format']!r:.60}, this mrboost reads format "
             f"{FORMAT}: upgrade it"
         )
     where = f"{path} is not a run's configuration"
