@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mrboost.attacks import APGD, FAB, Search, Square
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.evaluation.doubts import Doubt
 from mrboost.losses import dlr, margin_cross_entropy
 from mrboost.recipes import RECIPES

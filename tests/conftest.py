@@ -12,7 +12,7 @@ import mrboost
 from commands import SEARCHES, SMOKE, write_pictures
 from mrboost import studies
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.data import Dataset, Defaults, Split
 
 # The networks here are tiny: a second thread gains little, and when another process holds a core

@@ -1,5 +1,5 @@
-"""How the package and its command start: names are loaded when asked for, Ctrl-C is
-answered from the first."""
+"""How the package and its command start: help without torch, names loaded when asked for,
+Ctrl-C answered while torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 import mrboost
+from mrboost.attacks.pgd import STARTS
+from mrboost.attacks.registry import EXAMPLES
+from mrboost.cli import arguments
+from mrboost.evaluation import DEFAULT_ATTACKS
+from mrboost.options import BY_NAME
+from mrboost.recipes.schedules import SCHEDULES
 
+COMMANDS = ["train", "evaluate", "join", "reweight", "report", "study", "recipes", "data"]
 SCRIPT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
     "scripts"
 ]["mrboost"]
@@ -24,9 +31,48 @@ WAYS = {
 INTERRUPTED = """
 import signal
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that a shell runs in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 signal.raise_signal(signal.SIGINT)
-"""  # noqa: E501
+"""
+HELP_LOADS = """
+import sys
+from mrboost.cli.main import main
+
+for arguments in (["--help"], ["--version"], *([name, "--help"] for name in sys.argv[1:])):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert ended.code == 0
+assert main(["train", "at", "--epohcs", "3"]) == 2
+slow = {"torch", "numpy", "sklearn", "matplotlib", "scipy"} & sys.modules.keys()
+assert not slow, slow
+"""
+
+
+def test_help_and_mistyped_options_load_no_torch() -> None:
+    command = [sys.executable, "-c", HELP_LOADS, *COMMANDS]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for name in COMMANDS:
+        assert f"usage: mrboost {name} " in ended.stdout
+    assert mrboost.__version__ in ended.stdout
+
+
+def test_help_names_what_there_is() -> None:
+    assert mrboost.data.names() == arguments.DATASETS
+    assert arguments.ATTACKS == EXAMPLES
+    assert arguments.DEFAULT_ATTACKS == DEFAULT_ATTACKS
+    for name in mrboost.models.names():
+        assert name in BY_NAME["model"].help
+    for name in SCHEDULES:
+        assert name in BY_NAME["schedule"].help
+    for name in STARTS:
+        assert name in BY_NAME["start"].help
+
+
+def test_help_has_every_training_option_in_one_group() -> None:
+    names = [name for group in arguments.TRAINING_GROUPS.values() for name in group]
+    assert sorted(names) == sorted(BY_NAME)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -50,16 +96,21 @@ def test_the_package_has_what_it_names() -> None:
         mrboost.boots  # noqa: B018
 
 
-@pytest.mark.parametrize("name", sorted(mrboost._MOVED))
-def test_documented_modules_keep_their_names(name: str) -> None:
-    """Either name can be imported first; both are one module, whose own imports go on to work."""
-    moved = mrboost._MOVED[name].removeprefix(".")
-    for first, second in ((name, moved), (moved, name)):
-        script = f"""if True:
-            import sys, mrboost
-            assert "torch" not in sys.modules
-            import mrboost.{first} as first, mrboost.{second} as second
-            assert first is second is sys.modules["mrboost.{moved}"]
-            assert first.__name__ == first.__spec__.name == "mrboost.{moved}"
-            """
-        subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=120)
+ALIASES = """
+import sys, mrboost
+
+assert "torch" not in sys.modules
+for alias, home in mrboost._ALIASES.items():
+    first, second = (alias, home)[:: int(sys.argv[1])]
+    __import__(f"mrboost.{first}")
+    __import__(f"mrboost.{second}")
+    module = sys.modules[f"mrboost.{home}"]
+    assert sys.modules[f"mrboost.{alias}"] is module, alias
+    assert module.__name__ == module.__spec__.name == f"mrboost.{home}", alias
+"""
+
+
+@pytest.mark.parametrize("order", ["1", "-1"])
+def test_documented_modules_keep_their_names(order: str) -> None:
+    """Either name can be imported first; both are one module."""
+    subprocess.run([sys.executable, "-W", "error", "-c", ALIASES, order], check=True, timeout=120)

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from .runs.join import join
     from .training.boost import boost
 
-# Before torch is loaded: OpenMP's threads spin while they wait, and when another process holds a
-# core, small networks are many times slower for it; asleep they lose a third on an idle machine. So
-# they spin for a moment, where that can be said (by GNU's OpenMP, torch's own on Linux), and sleep.
-# A setting of the user's stays.
+# Idle OpenMP threads sleep instead of spinning: on a machine whose cores are shared, small networks
+# are otherwise many times slower. torch reads this once, so it is set before torch is loaded; a
+# setting of the user's stays.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -48,7 +47,7 @@ __all__ = [
     "robustness_curve",
     "tabular",
 ]
-_MODULE_OF = {
+_HOMES = {
     "Ensemble": "ensemble",
     "Evaluation": "evaluation.result",
     "InputError": "errors",
@@ -61,48 +60,50 @@ _MODULE_OF = {
     "load": "runs.folder",
     "robustness_curve": "evaluation.curve",
 }
+"""The modules of the names that are not modules themselves."""
 
-# Modules by the names that the documentation uses, and where they are.
-_MOVED = {
-    "adaptive": ".attacks.adaptive",
-    "attacks.queue": ".attacks.survivors",
-    "awp": ".recipes.awp",
-    "copies": ".speed.copies",
-    "exponential": ".recipes.exponential",
-    "initial": ".recipes.initial",
-    "objectives": ".recipes.objectives",
-    "outcomes": ".evaluation.result",
-    "samplers": ".recipes.samplers",
-    "schedules": ".recipes.schedules",
+_ALIASES = {
+    "adaptive": "attacks.adaptive",
+    "attacks.queue": "attacks.survivors",
+    "awp": "recipes.awp",
+    "copies": "speed.copies",
+    "exponential": "recipes.exponential",
+    "initial": "recipes.initial",
+    "objectives": "recipes.objectives",
+    "outcomes": "evaluation.result",
+    "samplers": "recipes.samplers",
+    "schedules": "recipes.schedules",
 }
+"""Modules that can also be imported by a shorter name: ``mrboost.samplers``."""
 
 
-class _Moved(MetaPathFinder, Loader):
+class _AliasFinder(MetaPathFinder, Loader):
     """``import mrboost.samplers`` gives ``mrboost.recipes.samplers``, the same module."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
-        return ModuleSpec(name, self) if name.removeprefix("mrboost.") in _MOVED else None
+        return ModuleSpec(name, self) if name.removeprefix("mrboost.") in _ALIASES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(_MOVED[spec.name.removeprefix("mrboost.")], __name__)
+        module = import_module(f"mrboost.{_ALIASES[spec.name.removeprefix('mrboost.')]}")
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:  # it has run already, under its own name
-            module.__spec__ = module.__spec__.loader_state
+        """Nothing to run: the module was run under its own name, whose spec it gets back."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.append(_AliasFinder())
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, loaded then: torch takes a second, and Ctrl-C within it is the
-    command's to answer."""
-    if name not in __all__ and name not in _MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f".{_MODULE_OF.get(name, name)}", __name__)
-    return getattr(module, name) if name in _MODULE_OF else module
+    """Load a public name when it is first asked for: ``import mrboost`` takes no time."""
+    if name in _HOMES:
+        return getattr(import_module(f"mrboost.{_HOMES[name]}"), name)
+    if name in __all__ or name in _ALIASES:
+        return import_module(f"mrboost.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

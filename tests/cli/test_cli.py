@@ -18,7 +18,7 @@ from PIL import Image
 
 import mrboost
 from commands import error_of, json_of, snapshot
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.files import write_tensors
 
 

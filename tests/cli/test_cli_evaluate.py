@@ -13,7 +13,7 @@ import torch
 import mrboost
 from commands import error_of, json_of, snapshot
 from mrboost.attacks import APGD, FAB, FGSM, PGD, Square, as_attack, autoattack
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.data import Dataset, Split
 from mrboost.errors import NanLogitsError
 from mrboost.evaluation import EvaluationOptions

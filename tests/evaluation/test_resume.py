@@ -20,7 +20,7 @@ import mrboost
 from commands import error_of
 from mrboost import InputError, files
 from mrboost.attacks import PGD
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.evaluation import examples
 from mrboost.files import digest
 from mrboost.runs import Run

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import mrboost
 from commands import error_of
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.data import Dataset
 from mrboost.errors import InputError
 from mrboost.files import read_facts

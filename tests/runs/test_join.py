@@ -10,7 +10,7 @@ import torch
 
 import mrboost
 from commands import error_of, json_of, snapshot
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.runs import Run
 
 SMALL = {"device": "cpu", "epochs": 1, "validation": 32}

@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 import mrboost
 from commands import SMOKE, cells, outcome
 from mrboost import studies
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.studies import running
 
 

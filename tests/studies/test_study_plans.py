@@ -14,7 +14,7 @@ import mrboost
 from mrboost import studies
 from mrboost.attacks import PGD
 from mrboost.cli import arguments
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.data import Dataset, Split
 from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
@@ -287,7 +287,7 @@ def test_a_plan_gives_the_commands_of_its_trainings(options: TrainingOptions, tm
             studies.get("boosting"), scale, tmp_path, options=options
         ).trainings():
             words = shlex.split(training.command())[1:]
-            parsed = vars(arguments.parse(words, {"train": lambda parsed: None}))
+            parsed = vars(arguments.parse(words))
             said = {key: parsed[key] for key in BY_NAME if parsed[key] is not None}
             assert said == {**training.options, "steps": training.recipe.steps}
             assert (parsed["recipe"], parsed["data"]) == (training.recipe.name, training.data)

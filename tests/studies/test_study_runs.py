@@ -13,7 +13,7 @@ import pytest
 
 import mrboost
 from commands import SMOKE, cells, outcome, write_pictures
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.studies import running
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from commands import error_of, json_of
 from mrboost import models
-from mrboost.cli.commands import main
+from mrboost.cli.main import main
 from mrboost.runs import evaluate_run
 
 SCRIPT = """

@@ -1,6 +1,7 @@
-"""What the command line accepts: every command's arguments and their help, and one-line errors.
+"""The arguments of every command, and one-line errors for what no command takes.
 
-argparse rather than a CLI generator, because only its ``error`` can be made to say one line.
+Nothing here imports torch, so that ``--help`` and mistyped options are answered at once. Names of
+datasets and attacks are therefore written out; a test holds them equal to the registries.
 """
 
 from __future__ import annotations
@@ -12,72 +13,106 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mrboost import __version__, data
-from mrboost.attacks.registry import EXAMPLES
+from mrboost import __version__
 from mrboost.errors import InputError, unknown_name
-from mrboost.evaluation import DEFAULT_ATTACKS
-from mrboost.options import OPTIONS, fraction
+from mrboost.options import BY_NAME, Option, fraction
 
-Command = Callable[[argparse.Namespace], None]
+DATASETS = ("cifar10", "cifar100", "digits", "mnist", "svhn")
+ATTACKS = (
+    "pgd-20",
+    "pgd-100",
+    "pgd-mce-20",
+    "fgsm",
+    "cw",
+    "apgd-ce",
+    "apgd-dlr",
+    "apgd-mce",
+    "apgd-t",
+    "fab",
+    "fab-t",
+    "square",
+    "autoattack",
+    "autoattack-plus",
+    "autoattack-rand",
+)
+DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
+
+TRAINING_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "network and training": (
+        "model",
+        "rounds",
+        "epochs",
+        "batch_size",
+        "lr",
+        "schedule",
+        "ema",
+        "clip",
+        "validation",
+        "select_on",
+    ),
+    "training attack": ("eps", "norm", "steps", "step_size", "start"),
+    "regularisation": ("awp", "penalty", "smoothing", "cutmix", "padding", "flip"),
+    "boosting after the first round": (
+        "later_epochs",
+        "later_lr",
+        "past",
+        "aggressive",
+        "eta",
+    ),
+    "reproducibility and speed": ("seed", "precision", "fast"),
+}
+"""The training options as ``--help`` groups them."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest what was meant, and options by
-    their whole names only."""
+    """argparse with one-line errors that suggest what was meant, and without abbreviations."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message and self._subparsers is not None:
-            chosen, names = message.split("'")[1], self._subparsers._group_actions[0].choices or ()
-            raise unknown_name("command", chosen, names, hint=f"see {self.prog} --help")
+            commands = self._subparsers._group_actions[0].choices or ()
+            given = message.split("'")[1]
+            raise unknown_name("command", given, commands, hint=f"see {self.prog} --help")
         raise InputError(f"{message} (see {self.prog} --help)")
 
-    def options(self) -> dict[str, str]:
-        """The long options by their bare names."""
-        return {
-            o.lstrip("-"): o
-            for action in self._actions
-            for o in action.option_strings
-            if o.startswith("--")
-        }
+    def names(self) -> list[str]:
+        """The long options without their dashes."""
+        return [name[2:] for name in self._option_string_actions if name.startswith("--")]
 
 
-def _unknown(argument: str, command: str, commands: Mapping[str, _Parser]) -> InputError:
-    """The error for what a command does not take: what was meant, or which
-    other command takes it."""
-    remedy, name = "", argument.split("=")[0].lstrip("-")
-    mine, others = (
-        commands[command].options(),
-        [prog for prog, parser in commands.items() if name in parser.options()],
-    )
-    if argument.startswith("-"):
-        close = difflib.get_close_matches(name, mine, n=1, cutoff=0.7)
-        close += [
-            option
-            for option in mine
-            if len(name) > 2 and len(option) > 2 and option.startswith(name[:3])
-        ]
-        if name in mine:
-            remedy = f": give it after {command}"
-        elif close:
-            remedy = f": did you mean {mine[close[0]]}?"
-        elif others:
-            remedy = f": it is an option of mrboost {', '.join(others)}, not of {command}"
-    return InputError(
-        f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)"
-    )
-
-
-def parse(arguments: Sequence[str] | None, run: Mapping[str, Command]) -> argparse.Namespace:
-    """The options of a command line; ``options.run`` is the command to call with them."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; ``options.command`` names the command."""
     parser, commands = _build()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise _unknown(unknown[0], options.command, commands)
-    options.run = run[options.command]
+        raise _unknown_argument(unknown[0], options.command, commands)
+    options.arguments = list(arguments)
     return options
+
+
+def _unknown_argument(argument: str, command: str, commands: Mapping[str, _Parser]) -> InputError:
+    """The error for what a command does not take: what was meant, or which command takes it."""
+    name = argument.split("=")[0].lstrip("-")
+    own = commands[command].names()
+    takers = [other for other, parser in commands.items() if name in parser.names()]
+    close = difflib.get_close_matches(name, own, n=1, cutoff=0.7)
+    if len(name) > 2:
+        close += [option for option in own if option.startswith(name[:3])]
+    if not argument.startswith("-"):
+        remedy = ""
+    elif name in own:
+        remedy = f": give it after {command}"
+    elif close:
+        remedy = f": did you mean --{close[0]}?"
+    elif takers:
+        remedy = f": it is an option of mrboost {', '.join(takers)}, not of {command}"
+    else:
+        remedy = ""
+    return InputError(
+        f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)"
+    )
 
 
 def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
@@ -89,122 +124,94 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
         "evaluate and report the folder that it names.",
     )
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
-    sub = parser.add_subparsers(
+    commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
-    _train_command(sub)
-    _evaluate_command(sub)
-    _join_command(sub)
-    _reweight_command(sub)
-    _report_command(sub)
-    _study_command(sub)
-    _recipes_command(sub)
-    _data_command(sub)
-    return parser, sub.choices
+    for name, (description, add_arguments) in _COMMANDS.items():
+        first = re.split("[.:]", description)[0]
+        command: _Parser = commands.add_parser(
+            name, help=first[0].lower() + first[1:], description=description
+        )
+        add_arguments(command)
+    return parser, commands.choices
 
 
-def _train_command(sub: Any) -> None:
-    p = _command(
-        sub,
-        "train",
-        "Train a recipe on a dataset. The run folder is crash-safe: the same command with "
-        "--resume goes on.",
-    )
+def _add(
+    to: Any, option: str, text: str, kind: Callable[[str], Any] = str, **settings: Any
+) -> None:
+    """Add one option: ``"--rounds T"`` takes a value called T, ``"--staged"`` is a switch."""
+    name, _, metavar = option.partition(" ")
+    if metavar:
+        settings |= {"metavar": metavar, "type": kind}
+    else:
+        settings.setdefault("action", "store_true")
+    to.add_argument(name, help=text, **settings)
+
+
+def _add_training_option(to: Any, option: Option) -> None:
+    if option.type is bool:
+        _add(to, option.flag, option.help, action=argparse.BooleanOptionalAction)
+    else:
+        _add(to, f"{option.flag} {option.metavar}", option.help, option.type)
+
+
+def _train(p: _Parser) -> None:
     p.add_argument(
         "recipe",
         nargs="?",
         metavar="RECIPE",
         help="one of: mrboost recipes; optional with --resume",
     )
-    p.add_argument(
-        "--data", metavar="NAME", help=f"{', '.join(data.names())} or folder:PATH (default: digits)"
-    )
-    _training_options(p)
-    p.add_argument("--seed", type=int, metavar="N", help="of every random draw (default: 0)")
-    p.add_argument(
-        "--out", type=Path, metavar="DIR", help="run folder (default: runs/DATA-RECIPE-seedN)"
-    )
-    p.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    p.add_argument(
-        "--first",
-        type=Path,
-        metavar="RUN",
-        help="boost a trained network: that of RUN is the first round",
-    )
-    _shared(p)
+    _add(p, "--data NAME", f"{', '.join(DATASETS)} or folder:PATH (default: digits)")
+    _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
+    _add(p, "--resume", "go on with the run in --out")
+    _add(p, "--first RUN", "boost a trained network: that of RUN is the first round", Path)
+    for title, names in TRAINING_GROUPS.items():
+        group = p.add_argument_group(title)
+        for name in names:
+            _add_training_option(group, BY_NAME[name])
+    _common(p)
 
 
-def _training_options(p: Any) -> None:
-    for option in OPTIONS:
-        if option.name == "seed":  # a study has several
-            continue
-        if option.type is bool:
-            p.add_argument(option.flag, action=argparse.BooleanOptionalAction, help=option.help)
-        else:
-            p.add_argument(option.flag, type=option.type, metavar=option.metavar, help=option.help)
-
-
-def _evaluate_command(sub: Any) -> None:
-    p = _command(
-        sub,
-        "evaluate",
-        "Accuracy of a trained run on test images, clean and attacked. It is kept in the run's "
-        "results.json.",
-    )
+def _evaluate(p: _Parser) -> None:
     p.add_argument("target", metavar="RUN", help="the folder that train wrote")
-    p.add_argument(
-        "--attack",
-        metavar="NAME[,NAME…]",
+    attacks = p.add_argument_group("attacks")
+    _add(
+        attacks,
+        "--attack NAME[,NAME…]",
+        f"{', '.join(ATTACKS)}, any pgd-N (default: %(default)s)",
         default=",".join(DEFAULT_ATTACKS),
-        help=f"{', '.join(EXAMPLES)}, any pgd-N (default: %(default)s)",
     )
-    p.add_argument(
-        "--n",
-        type=int,
-        metavar="N",
-        help="test images, drawn from each class in proportion (default: all)",
-    )
-    p.add_argument(
-        "--eps",
-        type=_fractions,
-        metavar="X[,X…]",
-        default=[None],
-        help="radius (default: that of the training); several give a curve",
-    )
-    p.add_argument("--norm", metavar="NORM", help="Linf or L2 (default: that of the training)")
-    p.add_argument(
-        "--rounds", type=int, metavar="T", help="only the first T members (default: all)"
-    )
-    p.add_argument(
-        "--staged", action="store_true", help="the ensemble after each round, one table each"
-    )
-    p.add_argument(
-        "--weights", default="best", metavar="W", help="best (default), last, or best,last"
-    )
-    p.add_argument(
+    _add(
+        attacks,
         "--adaptive",
-        action="store_true",
-        help="also attacks that fit the model: AutoAttack, MCE, members",
+        "also attacks that fit the model: AutoAttack, MCE, members",
     )
-    p.add_argument(
+    _add(
+        attacks,
+        "--eps X[,X…]",
+        "radius (default: that of the training); several give a curve",
+        _fractions,
+        default=[None],
+    )
+    _add(attacks, "--norm NORM", "Linf or L2 (default: that of the training)")
+    which = p.add_argument_group("classifier and images")
+    _add(which, "--n N", "test images, drawn from each class in proportion (default: all)", int)
+    _add(which, "--rounds T", "only the first T members (default: all)", int)
+    _add(which, "--staged", "the ensemble after each round, one table each")
+    _add(which, "--weights W", "best (default), last, or best,last", default="best")
+    how = p.add_argument_group("procedure")
+    _add(
+        how,
         "--no-check",
+        "do not look for reasons to doubt the figures",
         dest="check",
         action="store_false",
-        help="do not look for reasons to doubt the figures",
     )
-    p.add_argument(
-        "--examples",
-        type=Path,
-        metavar="FILE",
-        help="keep the adversarial images: .safetensors or .npz",
-    )
-    p.add_argument(
-        "--resume", action="store_true", help="go on with an evaluation that was interrupted"
-    )
-    p.add_argument(
-        "--batch-size", type=int, metavar="N", help="images at a time (default: chosen to fit)"
-    )
-    _shared(p)
+    _add(how, "--examples FILE", "keep the adversarial images: .safetensors or .npz", Path)
+    _add(how, "--resume", "go on with an evaluation that was interrupted")
+    _add(how, "--batch-size N", "images at a time (default: chosen to fit)", int)
+    _common(p)
     p.epilog = (
         "In the table, margin is the mean of the true logit minus the largest other one on the "
         "attacked images, least the smallest: below 0 an image is misclassified. AutoAttack stops "
@@ -212,187 +219,145 @@ def _evaluate_command(sub: Any) -> None:
     )
 
 
-def _join_command(sub: Any) -> None:
-    p = _command(
-        sub,
-        "join",
-        "Networks that were trained apart as one ensemble: a run folder like any other.",
-    )
+def _join(p: _Parser) -> None:
     p.add_argument(
         "targets",
         nargs="+",
         metavar="RUN",
         help="folders that train wrote, of one model and dataset",
     )
-    p.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="run folder of the ensemble"
-    )
+    _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
     _imports(p)
-    p.add_argument("--json", action="store_true", help="print one JSON document")
+    _add(p, "--json", "print one JSON document")
 
 
-def _reweight_command(sub: Any) -> None:
-    p = _command(
-        sub,
-        "reweight",
-        "Learn weights for the members of a boosted run. They replace the equal ones in "
-        "evaluate, report and load.",
-    )
+def _reweight(p: _Parser) -> None:
     p.add_argument("target", metavar="RUN", help="the folder that train wrote")
-    p.add_argument(
-        "--objective", default="average", metavar="O", help="average (default) or minimum margin"
-    )
-    p.add_argument(
-        "--weights",
-        default="best",
-        metavar="W",
-        help="of the members' best (default) or last epochs",
-    )
-    _shared(p)
+    _add(p, "--objective O", "average (default) or minimum margin", default="average")
+    _add(p, "--weights W", "of the members' best (default) or last epochs", default="best")
+    _common(p)
 
 
-def _report_command(sub: Any) -> None:
-    p = _command(
-        sub, "report", "One self-contained HTML page on one run, or on several side by side."
-    )
+def _report(p: _Parser) -> None:
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
-    p.add_argument(
-        "--out", type=Path, metavar="FILE", help="the page (default: report.html in the first run)"
-    )
-    p.add_argument(
-        "--n",
-        type=int,
-        default=500,
-        metavar="N",
-        help="test images for the eps curve (default: 500)",
-    )
-    p.add_argument(
-        "--attack",
-        metavar="NAME",
-        default="pgd-20",
-        help="for the eps curve: apgd-ce or autoattack, say, are stronger and slower (default: "
+    _add(p, "--out FILE", "the page (default: report.html in the first run)", Path)
+    _add(p, "--n N", "test images for the eps curve (default: 500)", int, default=500)
+    _add(
+        p,
+        "--attack NAME",
+        "for the eps curve: apgd-ce or autoattack, say, are stronger and slower (default: "
         "%(default)s)",
+        default="pgd-20",
     )
-    p.add_argument("--plots", type=Path, metavar="DIR", help="keep the plots as SVG files too")
-    _shared(p)
+    _add(p, "--plots DIR", "keep the plots as SVG files too", Path)
+    _common(p)
 
 
-def _study_command(sub: Any) -> None:
-    p = _command(
-        sub,
-        "study",
-        "Make a table or figure of the paper again, its numbers beside ours. The same command "
-        "goes on with it.",
-    )
+def _study(p: _Parser) -> None:
     p.add_argument("name", nargs="?", metavar="NAME", help="one of: mrboost study --list")
-    p.add_argument("--list", action="store_true", help="list the studies and the scales")
-    p.add_argument(
-        "--plan",
-        action="store_true",
-        help="say what would be trained and evaluated, and do nothing",
-    )
-    p.add_argument(
-        "--scale", default="short", metavar="S", help="full, short (default) or smoke: see --list"
-    )
-    p.add_argument(
-        "--data",
+    _add(p, "--list", "list the studies and the scales")
+    _add(p, "--plan", "say what would be trained and evaluated, and do nothing")
+    _add(p, "--scale S", "full, short (default) or smoke: see --list", default="short")
+    several: dict[str, Any] = {"nargs": "+", "default": ()}
+    which = p.add_argument_group("trainings")
+    _add(which, "--data NAME", "in the place of the scale's; or folder:PATH", **several)
+    _add(which, "--only ROW", "train these rows of the table, or recipes", **several)
+    _add(which, "--part I/N", "every N-th training from the I-th, and no page", _part)
+    _add(
+        which,
+        "--seeds N",
+        "train each row with each (default: 0)",
+        int,
         nargs="+",
-        default=(),
-        metavar="NAME",
-        help="in the place of the scale's; or folder:PATH",
-    )
-    p.add_argument(
-        "--only",
-        nargs="+",
-        default=(),
-        metavar="ROW",
-        help="train these rows of the table, or recipes",
-    )
-    p.add_argument(
-        "--part", type=_part, metavar="I/N", help="every N-th training from the I-th, and no page"
-    )
-    p.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
         default=(0,),
-        metavar="N",
-        help="train each row with each (default: 0)",
     )
-    p.add_argument(
-        "--n", type=int, metavar="N", help="test images under attack (default: the scale's)"
-    )
-    p.add_argument(
-        "--also",
-        nargs="+",
-        default=(),
-        metavar="ATTACK",
-        help="more attacks, on the finished classifiers",
-    )
-    p.add_argument(
-        "--out", type=Path, metavar="DIR", help="for the pages and runs/ (default: studies/SCALE)"
-    )
-    _shared(p)
-    _training_options(
-        p.add_argument_group("options of each training", "in the place of the scale's")
-    )
+    _add(which, "--n N", "test images under attack (default: the scale's)", int)
+    _add(which, "--also ATTACK", "more attacks, on the finished classifiers", **several)
+    _add(which, "--out DIR", "for the pages and runs/ (default: studies/SCALE)", Path)
+    options = p.add_argument_group("options of each training", "in the place of the scale's")
+    for names in TRAINING_GROUPS.values():
+        for name in names:
+            if name != "seed":
+                _add_training_option(options, BY_NAME[name])
+    _common(p)
 
 
-def _recipes_command(sub: Any) -> None:
-    p = _command(sub, "recipes", "List the methods, or show how one is composed.")
-    p.add_argument(
-        "--show", metavar="NAME", help="the parts, the formula and the reference of one recipe"
-    )
-    p.add_argument("--markdown", action="store_true", help="a table of how each is composed")
-    p.add_argument("--json", action="store_true", help="print one JSON document")
+def _recipes(p: _Parser) -> None:
+    _add(p, "--show NAME", "the parts, the formula and the reference of one recipe")
+    _add(p, "--markdown", "a table of how each is composed")
+    _add(p, "--json", "print one JSON document")
 
 
-def _data_command(sub: Any) -> None:
-    p = _command(sub, "data", "List the datasets, or say what one holds and where it was found.")
+def _data(p: _Parser) -> None:
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
-    _data_place(p)
-    p.add_argument("--json", action="store_true", help="print one JSON document")
+    _data_folder(p)
+    _add(p, "--json", "print one JSON document")
 
 
-def _command(sub: Any, name: str, description: str) -> _Parser:
-    first = description.split(".")[0].split(":")[0]
-    p: _Parser = sub.add_parser(name, help=first[0].lower() + first[1:], description=description)
-    return p
+def _common(p: _Parser) -> None:
+    """The arguments of all commands that compute."""
+    group = p.add_argument_group("device, data and output")
+    _add(group, "--device D", "auto (default), cpu, cuda, cuda:1 or mps", default="auto")
+    _data_folder(group)
+    _imports(group)
+    _add(group, "--json", "print one JSON document on standard output")
+    _add(group, "--quiet", "no progress on standard error")
 
 
-def _shared(p: _Parser) -> None:
-    p.add_argument(
-        "--device", default="auto", metavar="D", help="auto (default), cpu, cuda, cuda:1 or mps"
-    )
-    _data_place(p)
-    _imports(p)
-    p.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    p.add_argument("--quiet", action="store_true", help="no progress on standard error")
-
-
-def _imports(p: _Parser) -> None:
-    p.add_argument(
-        "--import",
+def _imports(to: Any) -> None:
+    _add(
+        to,
+        "--import MODULE",
+        "import this first: a module of yours, by name or path, that registers models",
         dest="imports",
         action="append",
         default=[],
-        metavar="MODULE",
-        help="import this first: a module of yours, by name or path, that registers models",
     )
 
 
-def _data_place(p: _Parser) -> None:
-    p.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="where the data lie (default: $MRBOOST_DATA, then the cache)",
-    )
-    p.add_argument(
+def _data_folder(to: Any) -> None:
+    _add(to, "--data-dir DIR", "where the data lie (default: $MRBOOST_DATA, then the cache)")
+    _add(
+        to,
         "--no-verify",
+        "take an official archive with another checksum",
         dest="verify",
         action="store_false",
-        help="take an official archive with another checksum",
     )
+
+
+_COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
+    "train": (
+        "Train a recipe on a dataset. The run folder is crash-safe: the same command with "
+        "--resume goes on.",
+        _train,
+    ),
+    "evaluate": (
+        "Accuracy of a trained run on test images, clean and attacked. It is kept in the run's "
+        "results.json.",
+        _evaluate,
+    ),
+    "join": (
+        "Networks that were trained apart as one ensemble: a run folder like any other.",
+        _join,
+    ),
+    "reweight": (
+        "Learn weights for the members of a boosted run. They replace the equal ones in "
+        "evaluate, report and load.",
+        _reweight,
+    ),
+    "report": (
+        "One self-contained HTML page on one run, or on several side by side.",
+        _report,
+    ),
+    "study": (
+        "Make a table of the paper again, its numbers beside ours. The same command goes on "
+        "with it.",
+        _study,
+    ),
+    "recipes": ("List the methods, or show how one is composed.", _recipes),
+    "data": ("List the datasets, or say what one holds and where it was found.", _data),
+}
 
 
 def _part(text: str) -> tuple[int, int]:

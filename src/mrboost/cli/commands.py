@@ -1,14 +1,10 @@
-"""The command line: ``mrboost train | evaluate | join | reweight | report |
-study | recipes | data``.
-
-Every mistake of the user ends in one line on standard error and exit status 2.
-"""
+"""What each command of the command line does: ``mrboost train | evaluate | join | reweight |
+report | study | recipes | data``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import json
 import logging
 import os
@@ -23,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from mrboost import data, recipes
-from mrboost.devices import end_processes, is_first_process, say_once
+from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
 from mrboost.evaluation.result import format_eps
@@ -36,41 +32,18 @@ from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, re
 from mrboost.runs.join import join
 from mrboost.training.boost import boost
 
-from .arguments import parse
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 2 for the user's mistakes, 130 after Ctrl-C."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that knows ASCII alone still gets its table
-            stream.reconfigure(errors="replace")
-    # It reports how it counts processes
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def run(options: argparse.Namespace) -> None:
+    """Run the command that ``arguments.parse`` read."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
+    for module in getattr(options, "imports", ()):
+        _import(module)
     try:
-        options = parse(given, COMMANDS)
-        options.arguments = given
-        for module in getattr(options, "imports", ()):
-            _import(module)
-        options.run(options)
-    except BrokenPipeError:  # the reader, head say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (InputError, OSError) as error:
-        say_once(f"mrboost: error: {' '.join(str(error).split())}")
-        return 2
+        COMMANDS[options.command](options)
     except torch.OutOfMemoryError as error:
-        print(
-            f"mrboost: error: out of memory ({str(error).splitlines()[0]}): lower --batch-size",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        print(
-            f"\nmrboost: interrupted{GOES_ON.get(given[0], '') if given else ''}", file=sys.stderr
-        )
-        return 130
-    return 0
+        raise InputError(
+            f"out of memory ({str(error).splitlines()[0]}): lower --batch-size"
+        ) from None
 
 
 def _where(options: argparse.Namespace) -> dict[str, Any]:
@@ -481,11 +454,6 @@ def _inline(value: object) -> str:
     )
 
 
-GOES_ON = {
-    "train": "; --resume goes on after the last whole epoch",
-    "evaluate": "; --resume goes on where it was saved last",
-    "study": "; the study again goes on after the last whole epoch",
-}
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,

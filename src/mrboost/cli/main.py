@@ -1,0 +1,53 @@
+"""The command ``mrboost``: reads the command line, runs the command, and reports every mistake of
+the user in one line on standard error with exit status 2."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from mrboost.errors import InputError
+
+from .arguments import parse
+
+_AFTER_CTRL_C = {
+    "train": "; --resume goes on after the last whole epoch",
+    "evaluate": "; --resume goes on where it was saved last",
+    "study": "; the study again goes on after the last whole epoch",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 2 for the user's mistakes, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # for terminals that know ASCII alone
+    advice = ""
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        from .commands import run  # loads torch, which --help does not need
+
+        advice = _AFTER_CTRL_C.get(options.command, "")
+        run(options)
+    except BrokenPipeError:  # the reader, head say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (InputError, OSError) as error:
+        _report(error)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nmrboost: interrupted{advice}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _report(error: Exception) -> None:
+    """The one line of a mistake, once if several of torchrun's processes make it."""
+    line = f"mrboost: error: {' '.join(str(error).split())}"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from mrboost.devices import say_once
+
+        say_once(line)
+    else:
+        print(line, file=sys.stderr)
