@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import sys
 from pathlib import Path
@@ -53,6 +54,32 @@ def test_averaged_statistics(
     *_, row = capsys.readouterr().out.splitlines()
     clean = [float(cell.split("/")[0]) for cell in row.split("|")[2:-1]]
     assert clean[1] < 30 < 60 < clean[2] < clean[5]
+
+
+def test_contours_of_mce(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["mce_contours.py", "--points", "11", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", options)
+    load(ROOT / "examples" / "mce_contours.py").main()
+    mce = (
+        -5 + math.log(math.exp(5) + math.exp(4) + 1) + 4 + math.log(math.exp(-5) + math.exp(-4) + 1)
+    )
+    ce = 2 * (-5 + math.log(math.exp(5) + math.exp(4) + 1))
+    assert f"| (5, 4, 0) | {mce:.3f} | {ce:.3f} | {mce - ce:+.3f} |" in capsys.readouterr().out
+    names = ["mce-contours-ce.svg", "mce-contours-mce.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_the_gap_of_algorithm_1_is_within_theorem_4s_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--rounds", "200", "--perturbations", "2", "--out", str(tmp_path / "bound.svg")]
+    monkeypatch.setattr(sys, "argv", ["convergence.py", *options])
+    load(ROOT / "examples" / "convergence.py").main()
+    out = capsys.readouterr().out
+    assert "within the bound in 200 of 200 rounds" in out
+    assert f" {3 * math.log(714) / math.sqrt(100):.4f} |" in out
 
 
 def test_the_rules_that_choose_an_epoch() -> None:

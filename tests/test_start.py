@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 import mrboost
-from mrboost.attacks.pgd import STARTS
 from mrboost.attacks.registry import EXAMPLES
 from mrboost.cli import arguments
 from mrboost.evaluation import DEFAULT_ATTACKS
 from mrboost.options import BY_NAME
-from mrboost.recipes.schedules import SCHEDULES
 
 COMMANDS = ["train", "evaluate", "join", "reweight", "report", "study", "recipes", "data"]
 SCRIPT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
@@ -59,19 +57,13 @@ def test_help_and_mistyped_options_load_no_torch() -> None:
 
 
 def test_help_names_what_there_is() -> None:
-    assert mrboost.data.names() == arguments.DATASETS
-    assert arguments.ATTACKS == EXAMPLES
-    assert arguments.DEFAULT_ATTACKS == DEFAULT_ATTACKS
-    for name in mrboost.models.names():
-        assert name in BY_NAME["model"].help
-    for name in SCHEDULES:
-        assert name in BY_NAME["schedule"].help
-    for name in STARTS:
-        assert name in BY_NAME["start"].help
+    assert ", ".join(mrboost.data.names()) == arguments.DATASETS
+    assert ", ".join(EXAMPLES) == arguments.ATTACKS
+    assert ",".join(DEFAULT_ATTACKS) == arguments.DEFAULT_ATTACKS
 
 
 def test_help_has_every_training_option_in_one_group() -> None:
-    names = [name for group in arguments.TRAINING_GROUPS.values() for name in group]
+    names = [name for group in arguments.TRAINING_GROUPS.values() for name in group.split()]
     assert sorted(names) == sorted(BY_NAME)
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from mrboost import studies
-from mrboost.studies import report
+from mrboost.studies import paper_results
 
 TABLES = {  # rows, columns, and the sum of each row's numbers, computed from the LaTeX tables
     "mce-resnet18": (12, {"AT": 700.06, "AT + MCE": 711.00}),
@@ -62,7 +62,7 @@ TABLES = {  # rows, columns, and the sum of each row's numbers, computed from th
 @pytest.mark.parametrize("name", TABLES)
 def test_every_number_is_there(name: str) -> None:
     columns, sums = TABLES[name]
-    paper = report(name)
+    paper = paper_results(name)
     assert len(paper.columns) == len(set(paper.columns)) == columns
     assert {
         row: round(math.fsum(values.values()), 2) for row, values in paper.figures.items()
@@ -73,7 +73,7 @@ def test_every_number_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_rows_and_columns_are_the_studys(name: str) -> None:
-    study, paper = studies.get(name), report(name)
+    study, paper = studies.get(name), paper_results(name)
     assert list(paper.figures) == [row.label for row in study.rows]
     measures = {a for row in study.rows for a in ("clean", *(row.attacks or study.attacks))} | {
         "seconds"
@@ -88,7 +88,7 @@ def test_rows_and_columns_are_the_studys(name: str) -> None:
 
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_what_the_text_says_holds_on_its_numbers(name: str) -> None:
-    paper = report(name)
+    paper = paper_results(name)
     for claim in paper.claims:
         found = list(claim.differences(paper.figures))
         assert len(found) == len(claim.more) * len(claim.columns), claim.says
@@ -110,7 +110,7 @@ def test_bold_means_a_gap_above_a_fifth_of_a_point() -> None:
     }
     exceptions = []
     for name, pairs in bold.items():
-        paper = report(name)
+        paper = paper_results(name)
         for row, marks in pairs.items():
             for column, mark in zip(paper.columns, marks, strict=True):
                 gap = round(paper.figures[f"{row} + MCE"][column] - paper.figures[row][column], 2)
@@ -121,30 +121,34 @@ def test_bold_means_a_gap_above_a_fifth_of_a_point() -> None:
         ("TRADES", "cifar10/best/1/clean", 1.51),
         ("TRADES", "cifar10/best/1/autoattack", 0.48),
     ]
-    assert "57.22 against 57.01" in report("mce-resnet18").notes[0]
-    assert "84.76 against 83.25" in report("mce-wrn").notes[0]
+    assert "57.22 against 57.01" in paper_results("mce-resnet18").notes[0]
+    assert "84.76 against 83.25" in paper_results("mce-wrn").notes[0]
 
 
 def test_inconsistencies_are_what_the_notes_say() -> None:
-    at, mce = (report("mce-resnet18").figures[row] for row in ("AT", "AT + MCE"))
+    at, mce = (paper_results("mce-resnet18").figures[row] for row in ("AT", "AT + MCE"))
     clean, adv = "cifar10/best/1/clean", "cifar10/best/1/pgd-20"
-    samplers = report("samplers").figures
+    samplers = paper_results("samplers").figures
     assert samplers["Sampler.All"] == samplers["AT"] == {clean: at[clean], adv: at[adv]}
     assert (
         {clean: mce[clean], adv: mce[adv]} == {clean: 81.13, adv: 51.86} != samplers["Sampler.All"]
     )
-    assert report("adaptive").figures["AT + MCE"][adv] == at[adv]
+    assert paper_results("adaptive").figures["AT + MCE"][adv] == at[adv]
     assert round(mce[adv] - 51.19, 2) == 0.67
     for row in ("AT", "AT + MCE"):
-        assert report("curves").figures[row].items() <= report("mce-resnet18").figures[row].items()
-    seconds = report("overhead").figures
+        assert (
+            paper_results("curves").figures[row].items()
+            <= paper_results("mce-resnet18").figures[row].items()
+        )
+    seconds = paper_results("overhead").figures
     more = [
-        100 * (seconds["AT + MCE"][c] / seconds["AT"][c] - 1) for c in report("overhead").columns
+        100 * (seconds["AT + MCE"][c] / seconds["AT"][c] - 1)
+        for c in paper_results("overhead").columns
     ]
     assert (round(min(more), 1), round(max(more), 1)) == (1.4, 2.9)
-    gair = report("mce-wrn").figures["GAIR + MCE"]
+    gair = paper_results("mce-wrn").figures["GAIR + MCE"]
     assert gair["cifar10/best/1/pgd-100"] > gair["cifar10/best/1/pgd-20"]
-    first = [v for row, v in report("boosting").figures.items() if row.startswith("MRBoost")]
+    first = [v for row, v in paper_results("boosting").figures.items() if row.startswith("MRBoost")]
     spread = [max(v[c] for v in first) - min(v[c] for v in first) for c in (clean, adv)]
     assert [round(value, 2) for value in spread] == [0.30, 0.24]
 
@@ -153,7 +157,9 @@ def test_notes_say_where_the_release_differs_from_the_text() -> None:
     """The pages show a study's notes (test_studies.py); those of Table 1 have all that
     bears on its figures."""
     for study in ("mce-resnet18", "mce-wrn", "boosting", "samplers", "curves", "adaptive"):
-        release = " ".join(note for note in report(study).notes if "authors' release" in note)
+        release = " ".join(
+            note for note in paper_results(study).notes if "authors' release" in note
+        )
         assert "±eps/2" in release
         assert "not normalise" in release
         for of_other_data in ("SVHN with a learning rate of 0.01", "rotates CIFAR-100's"):

@@ -4,7 +4,6 @@ is what the runs hold."""
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import statistics
@@ -18,7 +17,7 @@ import mrboost
 from commands import SMOKE, cells, outcome
 from mrboost import studies
 from mrboost.cli.main import main
-from mrboost.studies import running
+from mrboost.studies.run import find_first_round
 
 
 @pytest.mark.parametrize("name", studies.STUDIES)
@@ -28,21 +27,20 @@ def test_every_study_writes_its_pages(name: str, smoke: Path) -> None:
     assert f"torch {torch.__version__}" in markdown
     assert "Hardware: " in markdown
     assert "http" not in html.replace("http://www.w3.org", ""), "the page must load nothing"
-    for note in studies.report(name).notes:
+    for note in studies.paper_results(name).notes:
         assert note in markdown
     for picture in re.findall(r"!\[\w+\]\((.*?)\)", markdown):
         assert (smoke / picture).read_text().startswith("<?xml")
     assert html.count("data:image/svg+xml;base64") == markdown.count("![")
     study = studies.get(name)
-    assert ("![" in markdown) == bool(study.plot or study.draw)
-    if study.draw is None:
-        assert list(cells(smoke / f"{name}.md")) == [row.label for row in study.rows]
-        done = re.search(r"(\d+) of (\d+) trainings are finished", markdown)
-        assert done is not None
-        assert int(done[1]) == int(done[2]) == len(study.rows)
-        assert re.search(r"Cost: \d+ s of training", markdown)
-        assert "> **Its numbers mean nothing**" in markdown
-        assert "> Trained on `digits` in the place of cifar10." in markdown
+    assert ("![" in markdown) == bool(study.plot)
+    assert list(cells(smoke / f"{name}.md")) == [row.label for row in study.rows]
+    done = re.search(r"(\d+) of (\d+) trainings are finished", markdown)
+    assert done is not None
+    assert int(done[1]) == int(done[2]) == len(study.rows)
+    assert re.search(r"Cost: \d+ s of training", markdown)
+    assert "> **Its numbers mean nothing**" in markdown
+    assert "> Trained on `digits` in the place of cifar10." in markdown
 
 
 def test_cells_are_what_the_runs_hold(smoke: Path) -> None:
@@ -234,27 +232,10 @@ def test_a_first_round_of_other_options_is_not_taken(smoke: Path, tmp_path: Path
         request = studies.Request(
             studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options
         )
-        (training,) = running.choose(request.trainings(), ["mrboost"])
-        found = running.find_first_round(training, digits)
+        (training,) = studies.choose(request.trainings(), ["mrboost"])
+        found = find_first_round(training, digits)
         assert (found and found.name) == (twin and f"digits-cnn-digits-{twin}-1x1-seed0")
-    assert (
-        running.find_first_round(running.choose(request.trainings(), ["wider"])[0], digits) is None
-    )
-
-
-def test_contours_and_theory_state_closed_forms(smoke: Path) -> None:
-    e = math.exp
-    mce = -5 + math.log(e(5) + e(4) + 1) + 4 + math.log(e(-5) + e(-4) + 1)
-    ce = 2 * (-5 + math.log(e(5) + e(4) + 1))
-    assert (
-        f"| (5, 4, 0) | {mce:.3f} | {ce:.3f} | {mce - ce:+.3f} |"
-        in (smoke / "mce-contours.md").read_text()
-    )
-    theory = (smoke / "theory.md").read_text()
-    assert "| margin boosting | holds | 0.8000 | holds, τ = 0.2 |" in theory
-    assert "| RobBoost | fails | -1.0000 | fails |" in theory
-    assert "within the bound in all 200 rounds" in theory
-    assert f"| {3 * math.log(714) / math.sqrt(100):.4f} | yes |" in theory
+    assert find_first_round(studies.choose(request.trainings(), ["wider"])[0], digits) is None
 
 
 def test_a_plot_without_lines_is_left_out(tmp_path: Path) -> None:

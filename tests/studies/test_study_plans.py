@@ -21,7 +21,8 @@ from mrboost.errors import InputError
 from mrboost.options import BY_NAME, TrainingOptions
 from mrboost.recipes.config import describe, resolve
 from mrboost.runs import Run
-from mrboost.studies import running
+from mrboost.studies import run as running
+from mrboost.studies import tables
 
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
 
@@ -50,16 +51,6 @@ SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
             ["curves", "--scale", "smoke", "--steps", "0"],
             "steps must be a whole number of at least 1, got 0",
         ),
-        (
-            ["theory", "--scale", "smoke", "--epochs", "3"],
-            "theory has no trainings: leave epochs out",
-        ),
-        (
-            ["theory", "--scale", "smoke", "--n", "3", "--data", "mnist", "--seeds", "1"],
-            "leave mnist, n, seeds out",
-        ),
-        (["theory", "--scale", "smoke", "--part", "1/2"], "no trainings: leave --part out"),
-        (["mce-contours", "--scale", "smoke", "--only", "AT"], "no trainings: leave --only out"),
     ],
 )
 def test_mistakes_are_one_line(given: list[str], words: str, tmp_path, capsys) -> None:
@@ -338,22 +329,22 @@ def test_pgd_steps_as_far_as_the_paper_does_on_these_data(tmp_path) -> None:
 
 
 def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
-    def training(label: str, seed: int, **columns: str) -> SimpleNamespace:
-        points = {
-            f"cifar10/{where.replace('_', '/')}/pgd-20": [float(c) for c in cs]
-            for where, cs in columns.items()
+    def trained(label: str, seed: int, **columns: str) -> SimpleNamespace:
+        outcomes = {
+            f"cifar10/{where.replace('_', '/')}/pgd-20": {"correct": [float(c) for c in correct]}
+            for where, correct in columns.items()
         }
-        outcomes = {column: {"correct": correct} for column, correct in points.items()}
-        return SimpleNamespace(label=label, options={"seed": seed}, outcomes=lambda: outcomes)
+        training = SimpleNamespace(label=label, options={"seed": seed})
+        return SimpleNamespace(training=training, outcomes=outcomes)
 
     done = [
-        training("MRBoost.NN + Ind + PerInit", 0, best_1="11000", best_5="11111"),
-        training("MRBoost.NN + Ind + PerInit", 1, best_5="11100"),
-        training("Wider model", 0, best_1="10000"),
-        training("Wider model", 1, best_1="11110"),
-        training("Deeper model", 1, best_1="1111"),  # other images: not to be compared
+        trained("MRBoost.NN + Ind + PerInit", 0, best_1="11000", best_5="11111"),
+        trained("MRBoost.NN + Ind + PerInit", 1, best_5="11100"),
+        trained("Wider model", 0, best_1="10000"),
+        trained("Wider model", 1, best_1="11110"),
+        trained("Deeper model", 1, best_1="1111"),  # other images: not to be compared
     ]
-    (table,) = studies.pairs.paired(studies.report("boosting"), done)  # type: ignore[arg-type]
+    table = tables.paired_table(studies.paper_results("boosting"), done)  # type: ignore[arg-type]
     assert table.head == ["", "pgd-20"]
     # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are
     # higher: p is 2 / 2³.

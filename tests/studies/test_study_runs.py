@@ -14,7 +14,7 @@ import pytest
 import mrboost
 from commands import SMOKE, cells, outcome, write_pictures
 from mrboost.cli.main import main
-from mrboost.studies import running
+from mrboost.studies import run as running
 
 
 def test_a_finished_study_does_nothing_again(smoke: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,49 +17,20 @@ from mrboost import __version__
 from mrboost.errors import InputError, unknown_name
 from mrboost.options import BY_NAME, Option, fraction
 
-DATASETS = ("cifar10", "cifar100", "digits", "mnist", "svhn")
+DATASETS = "cifar10, cifar100, digits, mnist, svhn"
 ATTACKS = (
-    "pgd-20",
-    "pgd-100",
-    "pgd-mce-20",
-    "fgsm",
-    "cw",
-    "apgd-ce",
-    "apgd-dlr",
-    "apgd-mce",
-    "apgd-t",
-    "fab",
-    "fab-t",
-    "square",
-    "autoattack",
-    "autoattack-plus",
-    "autoattack-rand",
+    "pgd-20, pgd-100, pgd-mce-20, fgsm, cw, apgd-ce, apgd-dlr, apgd-mce, apgd-t, fab, fab-t, "
+    "square, autoattack, autoattack-plus, autoattack-rand"
 )
-DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
+DEFAULT_ATTACKS = "fgsm,pgd-20,pgd-100,cw"
 
-TRAINING_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "network and training": (
-        "model",
-        "rounds",
-        "epochs",
-        "batch_size",
-        "lr",
-        "schedule",
-        "ema",
-        "clip",
-        "validation",
-        "select_on",
-    ),
-    "training attack": ("eps", "norm", "steps", "step_size", "start"),
-    "regularisation": ("awp", "penalty", "smoothing", "cutmix", "padding", "flip"),
-    "boosting after the first round": (
-        "later_epochs",
-        "later_lr",
-        "past",
-        "aggressive",
-        "eta",
-    ),
-    "reproducibility and speed": ("seed", "precision", "fast"),
+TRAINING_GROUPS: Mapping[str, str] = {
+    "network and training": "model rounds epochs batch_size lr schedule ema clip validation "
+    "select_on",
+    "training attack": "eps norm steps step_size start",
+    "regularisation": "awp penalty smoothing cutmix padding flip",
+    "boosting after the first round": "later_epochs later_lr past aggressive eta",
+    "reproducibility and speed": "seed precision fast",
 }
 """The training options as ``--help`` groups them."""
 
@@ -162,13 +133,13 @@ def _train(p: _Parser) -> None:
         metavar="RECIPE",
         help="one of: mrboost recipes; optional with --resume",
     )
-    _add(p, "--data NAME", f"{', '.join(DATASETS)} or folder:PATH (default: digits)")
+    _add(p, "--data NAME", f"{DATASETS} or folder:PATH (default: digits)")
     _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
     _add(p, "--resume", "go on with the run in --out")
     _add(p, "--first RUN", "boost a trained network: that of RUN is the first round", Path)
     for title, names in TRAINING_GROUPS.items():
         group = p.add_argument_group(title)
-        for name in names:
+        for name in names.split():
             _add_training_option(group, BY_NAME[name])
     _common(p)
 
@@ -179,8 +150,8 @@ def _evaluate(p: _Parser) -> None:
     _add(
         attacks,
         "--attack NAME[,NAME…]",
-        f"{', '.join(ATTACKS)}, any pgd-N (default: %(default)s)",
-        default=",".join(DEFAULT_ATTACKS),
+        f"{ATTACKS}, any pgd-N (default: %(default)s)",
+        default=DEFAULT_ATTACKS,
     )
     _add(
         attacks,
@@ -276,7 +247,7 @@ def _study(p: _Parser) -> None:
     _add(which, "--out DIR", "for the pages and runs/ (default: studies/SCALE)", Path)
     options = p.add_argument_group("options of each training", "in the place of the scale's")
     for names in TRAINING_GROUPS.values():
-        for name in names:
+        for name in names.split():
             if name != "seed":
                 _add_training_option(options, BY_NAME[name])
     _common(p)

@@ -310,57 +310,46 @@ def _report(options: argparse.Namespace) -> None:
 def _study(options: argparse.Namespace) -> None:
     from mrboost import studies
 
-    if options.list or options.name is None:
-        if not options.list:
-            raise InputError("give the NAME of a study (list: mrboost study --list)")
+    if options.list:
         print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
         return
-    said = _training_options(options)
-    study, scale = studies.get(options.name), studies.get_scale(options.scale)
-    out = options.out or Path("studies") / scale.name
+    if options.name is None:
+        raise InputError("give the NAME of a study (list: mrboost study --list)")
+    scale = studies.get_scale(options.scale)
     request = studies.Request(
-        study,
+        studies.get(options.name),
         scale,
-        out,
+        options.out or Path("studies") / scale.name,
         tuple(options.data),
         tuple(options.seeds),
         options.n,
         tuple(options.also),
-        said,
+        _training_options(options),
     )
     trainings = request.trainings()
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
-        # One of another configuration, that the page could not show, is refused before any training
-        training.run()
+        training.run()  # refuses, before any training, a run of another configuration
     found: dict[str, Any] = {
-        "study": study.name,
+        "study": request.study.name,
         "scale": scale.name,
-        "runs": [str(t.folder) for t in chosen],
+        "runs": [str(training.folder) for training in chosen],
     }
     if options.plan:
-        commands = {"commands": [t.command() for t in chosen]}
-        print(json.dumps(found | commands, indent=2) if options.json else studies.plan(chosen))
-        return
-    studies.carry_out(chosen, **_where(options))
-    if options.part is None:
-        page = studies.compose(
-            request,
-            shlex.join(["mrboost", *options.arguments]),
-            options.device,
-            progress=not options.quiet,
-        )
-        markdown, html = page.write(out, study.name)
-        found |= {"markdown": str(markdown), "html": str(html)}
-    if options.json:
-        print(json.dumps(found, indent=2))
-    elif options.part is None:
-        print(f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}")
+        text = studies.describe_plan(chosen)
+        found["commands"] = [training.command() for training in chosen]
     else:
-        print(
-            f"{len(chosen)} trainings done: gather {out / 'runs'} of all parts, then the "
+        studies.carry_out(chosen, **_where(options))
+        text = (
+            f"{len(chosen)} trainings done: gather {request.out / 'runs'} of all parts, then the "
             "command without --part"
         )
+        if options.part is None:
+            page = studies.compose(request, shlex.join(["mrboost", *options.arguments]))
+            markdown, html = page.write(request.out, request.study.name)
+            found |= {"markdown": str(markdown), "html": str(html)}
+            text = f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}"
+    print(json.dumps(found, indent=2) if options.json else text)
 
 
 # recipes and data

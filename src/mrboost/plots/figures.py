@@ -1,5 +1,7 @@
-"""Figures as SVG text: training curves and accuracy against eps. No global
-matplotlib state is touched."""
+"""Figures as SVG text: training curves, and accuracy against eps and against members.
+
+No global state of matplotlib is touched.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,20 @@ from matplotlib.ticker import MaxNLocator
 Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
 """The epochs of each run, as its metrics.jsonl has them."""
 
-_AXES = {"epoch": "epoch", "minutes": "minutes of training and validation"}
+_TIME_LABELS = {"epoch": "epoch", "minutes": "minutes of training and validation"}
 
-_WIDEST = 40
-"""Letters of a label; of a longer one, a folder's path, the end."""
+_LONGEST_LABEL = 40
+"""Characters; a longer one, the path of a folder say, is cut at its beginning."""
 
 T = TypeVar("T")
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
 
 
-def _axes(
+def new_figure(
     title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)
 ) -> tuple[Any, Any]:
+    """A figure with one pair of axes, in the look of all our figures."""
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     dress(axes, title, xlabel, ylabel)
@@ -53,49 +56,47 @@ def as_svg(figure: Any) -> str:
 
 
 def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> str:
-    """Clean and robust accuracy on the held-out images over the epochs, or over the
-    minutes; one colour per run."""
+    """Clean and robust accuracy on the held-out images, one colour per run.
+
+    Args:
+        metrics: the epochs of each run.
+        held_out: what the images are called in the title.
+        over: ``"epoch"``, or ``"minutes"`` of training and validation.
+    """
     size = (5.4, 3.5 + 0.16 * len(metrics))  # the legend lies below
-    figure, axes = _axes(
-        f"Training: accuracy on {held_out} images", _AXES[over], "accuracy, %", size
+    figure, axes = new_figure(
+        f"Training: accuracy on {held_out} images", _TIME_LABELS[over], "accuracy, %", size
     )
     for color, label, rows in _coloured(metrics):
-        along, marker = _along(rows, over), _marker(rows)
+        along = _along(rows, over)
         for key, name, style, width in (
-            ("clean", "clean", "--", 1.2),
-            ("robust", "PGD-20", "-", 1.8),
+            ("clean", f"{label}: clean", "--", 1.2),
+            ("robust", f"{label}: PGD-20", "-", 1.8),
             ("train_robust", None, ":", 1),
         ):
             values = [100 * row[key] for row in rows]
-            known = None if name is None else f"{label}: {name}"
-            axes.plot(
-                along, values, color=color, ls=style, lw=width, marker=marker, ms=4, label=known
-            )
+            look = {"color": color, "ls": style, "lw": width, "marker": _marker(rows), "ms": 4}
+            axes.plot(along, values, label=name, **look)
         for before, after in pairwise(range(len(rows))):
             if rows[before]["round"] != rows[after]["round"]:
                 axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
     axes.plot([], [], color="#555", ls=":", lw=1, label="training images, attacked")
-    _below(axes, over == "epoch")
+    _legend_below(axes, whole_numbers=over == "epoch")
     return as_svg(figure)
 
 
 def loss_curves(metrics: Metrics) -> str:
-    """The training loss over the epochs; losses of different recipes are not
-    comparable in height."""
+    """The training loss over the epochs; the heights of different recipes' losses cannot be
+    compared."""
     size = (5.4, 3.5 + 0.16 * len(metrics))  # as tall as its neighbour
-    figure, axes = _axes("Training: loss on perturbed images", _AXES["epoch"], "loss", size)
+    figure, axes = new_figure(
+        "Training: loss on perturbed images", _TIME_LABELS["epoch"], "loss", size
+    )
     for color, label, rows in _coloured(metrics):
         losses = [row["loss"] for row in rows]
-        axes.plot(
-            _along(rows, "epoch"),
-            losses,
-            color=color,
-            lw=1.6,
-            marker=_marker(rows),
-            ms=4,
-            label=label,
-        )
-    _below(axes, True)
+        look = {"color": color, "lw": 1.6, "marker": _marker(rows), "ms": 4}
+        axes.plot(_along(rows, "epoch"), losses, label=label, **look)
+    _legend_below(axes, whole_numbers=True)
     return as_svg(figure)
 
 
@@ -108,9 +109,9 @@ def _marker(rows: Sequence[object]) -> str | None:
     return "o" if len(rows) < 3 else None  # one point draws no line
 
 
-def _below(axes: Any, whole: bool) -> None:
-    """The legend below the axes, where it hides no line; ``whole``: ticks at whole numbers only."""
-    if whole:
+def _legend_below(axes: Any, *, whole_numbers: bool) -> None:
+    """The legend below the axes, where it hides no line."""
+    if whole_numbers:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(
         fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2
@@ -120,9 +121,10 @@ def _below(axes: Any, whole: bool) -> None:
 def robustness_curves(
     curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str
 ) -> str:
-    """Accuracy and 95 % interval against the radius of the attack, with the
-    training radii marked."""
-    figure, axes = _axes(f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %")
+    """Accuracy and 95 % interval against the radius of the attack; training radii are marked."""
+    figure, axes = new_figure(
+        f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %"
+    )
     for color, label, points in _coloured(curves):
         radii = [point[0] for point in points]
         axes.plot(
@@ -133,12 +135,7 @@ def robustness_curves(
     for eps in trained:
         axes.axvline(eps, color="#777", lw=0.8, ls="--")
         axes.annotate(
-            "training eps",
-            (eps, 2),
-            fontsize=7,
-            color="#555",
-            xytext=(3, 0),
-            textcoords="offset points",
+            "training eps", (eps, 2), (3, 0), textcoords="offset points", fontsize=7, color="#555"
         )
     axes.set_ylim(0, 101)
     axes.set_xlim(left=0)
@@ -147,36 +144,31 @@ def robustness_curves(
 
 
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
-    """Accuracy of the ensemble after each boosting round, clean and attacked; runs of
-    one round are left out."""
+    """Accuracy of the ensemble after each boosting round, clean and attacked, of the runs with
+    several rounds."""
     several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
     size = (5.4, 3.4 + 0.08 * len(several))  # the legend lies below
-    figure, axes = _axes(
+    figure, axes = new_figure(
         f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size
     )
     for color, label, rows in _coloured(several):
         members = [row["round"] for row in rows]
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]
-            axes.plot(
-                members,
-                values,
-                color=color,
-                ls=style,
-                marker="o",
-                ms=3,
-                label=label if style == "-" else None,
-            )
+            name = label if style == "-" else None
+            axes.plot(members, values, color=color, ls=style, marker="o", ms=3, label=name)
     axes.plot([], [], color="#555", ls="--", lw=1, label="dashed: clean; solid: PGD-20")
-    _below(axes, True)
+    _legend_below(axes, whole_numbers=True)
     return as_svg(figure)
 
 
 def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[float]) -> str:
-    """The share of attacked images whose margin is at most m, against m; each run at
+    """The share of attacked images whose margin is at most m, against m; each run is attacked at
     its training radius."""
     radius = f"eps = {trained[0]:g}" if len(trained) == 1 else "at the training eps"
-    figure, axes = _axes(f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %")
+    figure, axes = new_figure(
+        f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %"
+    )
     for color, label, values in _coloured(margins):
         ordered = sorted(values)
         share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
@@ -190,30 +182,9 @@ def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[floa
     return as_svg(figure)
 
 
-def contours(title: str, labels: tuple[str, str], axis: Any, values: Any, levels: Any) -> str:
-    """A function of two numbers, both along ``axis``: ``values[i, j]`` is that at
-    ``(axis[j], axis[i])``."""
-    figure, axes = _axes(title, *labels, size=(4.4, 3.8))
-    filled = axes.contourf(axis, axis, values, levels=levels, cmap="viridis", extend="max")
-    axes.contour(axis, axis, values, levels=levels, colors="white", linewidths=0.4)
-    figure.colorbar(filled, ax=axes).ax.tick_params(labelsize=8)
-    return as_svg(figure)
-
-
-def lines(
-    title: str, labels: tuple[str, str], values: Mapping[str, Any], *, logarithmic: bool = False
-) -> str:
-    """One line for each label over 1, 2, 3 …"""
-    figure, axes = _axes(title, *labels)
-    for color, label, row in _coloured(values):
-        axes.plot(range(1, len(row) + 1), row, color=color, lw=1.6, label=label)
-    if logarithmic:
-        axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=8, frameon=False)
-    return as_svg(figure)
-
-
 def _coloured(rows: Mapping[str, T]) -> Iterator[tuple[str, str, T]]:
     """A colour, a label that leaves room for the lines, and what it labels."""
     for color, (label, row) in zip(cycle(COLORS), rows.items()):
-        yield color, label if len(label) <= _WIDEST else f"…{label[1 - _WIDEST :]}", row
+        if len(label) > _LONGEST_LABEL:
+            label = f"…{label[1 - _LONGEST_LABEL :]}"
+        yield color, label, row

@@ -1,4 +1,4 @@
-"""One self-contained HTML page on one or several runs: figures to read, not raw numbers to decode.
+"""One self-contained HTML page on one or several runs: ``report.html``, filled.
 
 The page embeds its plots and images; it loads nothing. What it measures itself (the curve over eps)
 is kept in the run's results.json, so that a second page is quick.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,16 +23,31 @@ from mrboost.evaluation.curve import probability_margins, robustness_curve
 from mrboost.evaluation.result import format_eps
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
-from mrboost.plots.html import embedded, html_page, png, table
+from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import DIFFERENCES, SideBySide, half_width, run_labels
+from mrboost.runs.compare import DIFFERENCES, SideBySide, run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
-GALLERY, GALLERY_POOL = 10, 200
+GALLERY_IMAGES = 10
+GALLERY_POOL = 200
 MOST_CLASSES = 20  # for the table by class
+SETTINGS = (
+    *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr"),
+    *("step_size", "seed", "validation", "select_on", "first", "joined", "eps", "steps"),
+    *("schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip"),
+)
+
+
+class Accuracy(NamedTuple):
+    """A cell of a table: in per cent, with the 95 % interval if it is known."""
+
+    value: float
+    low: float | None
+    high: float | None
+    best: bool = False
 
 
 def write_report(
@@ -53,65 +67,102 @@ def write_report(
     ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the
     plots are kept there too, as SVG files.
     """
-    runs = [Run.open(folder) for folder in run_dirs]
-    named(attack)  # a mistyped name is found before anything is loaded
-    for key, what in (("data", "on different data"), ("norm", "of different norms")):
-        if len(found := dict.fromkeys(str(run.config[key]) for run in runs)) > 1:
-            raise InputError(f"the runs are {what} ({', '.join(found)}): report each alone")
-    dataset = load_data(runs[0], data_dir, verify=verify)
-    labels = run_labels(runs)
-    test, measured, galleries = draw(dataset.test, min(n, len(dataset.test))), {}, []
-    for label, run in zip(labels, runs, strict=True):
+    named(attack)  # refuses an unknown name before anything is loaded
+    runs = _opened(run_dirs)
+    first = next(iter(runs.values()))
+    dataset = load_data(first, data_dir, verify=verify)
+    test = draw(dataset.test, min(n, len(dataset.test)))
+    curves, galleries = {}, []
+    for label, run in runs.items():
         model = load_model(run, "best", device)
-        measured[label] = _measure(run, model, test, attack, progress)
-        galleries.append(_gallery(label, run, model, dataset))
-    figures = _figures(labels, runs, measured)
-    evaluated = SideBySide.of(runs)
-    body = [
-        _headline(labels, runs, dataset),
-        _results_table(evaluated, runs),
-        "<h2>How much attack it withstands, and by what margin</h2>",
-        f"<div class=row>{embedded(figures['robustness'])}{embedded(figures['margins'])}</div>",
-        f"<p class=note>{len(test):,} test images, best weights, {escape(attack)}. Left: each "
-        "radius attacks the images that survived the smaller ones. Right: the probability of the "
-        "true class minus the largest other one on attacked images; the height at 0 is the share "
-        "that the attack fools.</p>",
-        f"<h2>Round by round</h2>{embedded(figures['rounds'])}" if "rounds" in figures else "",
-        _class_table(evaluated, dataset),
-        "<h2>Training</h2>",
-        f"<div class=row>{embedded(figures['training'])}{embedded(figures['loss'])}</div>",
-        _by_the_clock(figures["minutes"]) if "minutes" in figures else "",
-        "<h2>What the attack does</h2>",
-        *galleries,
-        _configuration(labels, runs),
-    ]
-    svgs = (
-        {}
-        if plots_dir is None
-        else {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+        curves[label] = _curve(run, model, test, attack, progress)
+        galleries.append({"label": label, **_gallery(run, model, dataset)})
+    figures = _figures(runs, curves)
+    evaluated = SideBySide.of(list(runs.values()))
+    page = render(
+        Path(__file__).with_name("report.html"),
+        labels=list(runs),
+        config=first.config,
+        radii=dict.fromkeys(format_eps(run.config["eps"]) for run in runs.values()),
+        dataset=dataset,
+        shape="×".join(str(size) for size in dataset.shape),
+        images=len(test),
+        attack=attack,
+        figures=figures,
+        evaluated=evaluated,
+        results=_results(evaluated),
+        waiting=[run.folder for run in evaluated.without(list(runs.values()))],
+        differences_note=DIFFERENCES,
+        doubts=_doubts(evaluated),
+        classes=_classes(evaluated) if dataset.num_classes <= MOST_CLASSES else [],
+        galleries=galleries,
+        shown=GALLERY_IMAGES // 2,
+        settings=_settings(list(runs.values())),
+        command="mrboost report " + " ".join(str(run.folder) for run in runs.values()),
+        version=__version__,
     )
-    write_texts({Path(out): html_page("\n".join(body)), **svgs})
+    files = {Path(out): page}
+    if plots_dir is not None:
+        files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
+    write_texts(files)
     return Path(out)
 
 
-def _figures(
-    labels: Sequence[str], runs: Sequence[Run], measured: Mapping[str, dict[str, Any]]
-) -> dict[str, str]:
-    metrics = {label: run.metrics() for label, run in zip(labels, runs, strict=True)}
-    rounds = {label: run.results.get("rounds", []) for label, run in zip(labels, runs, strict=True)}
-    trained, selected = (
-        list(dict.fromkeys(run.config[key] for run in runs)) for key in ("eps", "select_on")
-    )
-    held_out = (
-        "validation" if selected == ["validation"] else "test (used for selection: optimistic)"
-    )
-    held_out = held_out if len(selected) == 1 else "held-out (some of them test)"
-    curves = {label: found["points"] for label, found in measured.items()}
+def _opened(run_dirs: Sequence[str | Path]) -> dict[str, Run]:
+    """The runs by their labels; those of several datasets or norms are refused."""
+    runs = [Run.open(folder) for folder in run_dirs]
+    for key, what in (("data", "on different data"), ("norm", "of different norms")):
+        found = dict.fromkeys(str(run.config[key]) for run in runs)
+        if len(found) > 1:
+            raise InputError(f"the runs are {what} ({', '.join(found)}): report each alone")
+    return dict(zip(run_labels(runs), runs, strict=True))
+
+
+def _curve(
+    run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool
+) -> dict[str, Any]:
+    """Accuracy against eps and the margins under attack, kept in results.json for the next page."""
+    eps, norm = run.config["eps"], run.config["norm"]
+    asked = {
+        "attack": attack,
+        "norm": norm,
+        "n": len(test),
+        "of": run.fingerprint(),
+        "images": digest(test.x, test.y),
+    }
+    kept: dict[str, Any] = run.results.get("curve", {})
+    if all(kept.get(key) == value for key, value in asked.items()) and len(kept["points"][0]) == 3:
+        return kept
+    radii = [share * eps for share in CURVE_RADII]
+    if norm == "Linf":
+        radii = sorted({min(radius, 1.0) for radius in radii})
+    x, y = test.images(), test.y
+    points = robustness_curve(model, x, y, radii, attack=attack, norm=norm, progress=progress)
+    margins = probability_margins(model, x, y, named(attack, eps, norm))
+    curve = {**asked, "points": points, "margins": [round(value, 4) for value in margins]}
+    with suppress(OSError):  # a run that one may only read is measured anew each time
+        run.save_results(lambda results: results | {"curve": curve})
+    return curve
+
+
+def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The plots by name, as SVG text."""
+    metrics = {label: run.metrics() for label, run in runs.items()}
+    rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
+    trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
+    selected = {run.config["select_on"] for run in runs.values()}
+    if selected == {"validation"}:
+        held_out = "validation"
+    elif selected == {"test"}:
+        held_out = "test (used for selection: optimistic)"
+    else:
+        held_out = "held-out (some of them test)"
+    norm = next(iter(runs.values())).config["norm"]
+    points = {label: curve["points"] for label, curve in curves.items()}
+    margins = {label: curve["margins"] for label, curve in curves.items()}
     figures = {
-        "robustness": plots.robustness_curves(curves, trained, runs[0].config["norm"]),
-        "margins": plots.margin_curves(
-            {label: found["margins"] for label, found in measured.items()}, trained
-        ),
+        "robustness": plots.robustness_curves(points, trained, norm),
+        "margins": plots.margin_curves(margins, trained),
         "training": plots.training_curves(metrics, held_out),
         "loss": plots.loss_curves(metrics),
     }
@@ -122,135 +173,61 @@ def _figures(
     return figures
 
 
-def _measure(
-    run: Run, model: Ensemble | Mixture, test: Split, attack: str, progress: bool
-) -> dict[str, Any]:
-    """The curve over eps and the margins under attack on these images; kept in
-    results.json for the next page."""
-    wanted = {"attack": attack, "norm": run.config["norm"], "n": len(test), "of": run.fingerprint()}
-    wanted["images"] = digest(test.x, test.y)
-    kept = run.results.get("curve", {})
-    if all(kept.get(key) == value for key, value in wanted.items()) and len(kept["points"][0]) == 3:
-        return dict(kept)
-    radii = [scale * run.config["eps"] for scale in CURVE_RADII]
-    if run.config["norm"] == "Linf":
-        radii = sorted({min(radius, 1.0) for radius in radii})
-    x, y = test.images(), test.y
-    points = robustness_curve(
-        model, x, y, radii, attack=attack, norm=run.config["norm"], progress=progress
-    )
-    margins = probability_margins(model, x, y, named(attack, run.config["eps"], run.config["norm"]))
-    curve = {**wanted, "points": points, "margins": [round(value, 4) for value in margins]}
-    with suppress(OSError):  # of a run that one may only read it is measured anew each time
-        run.save_results(lambda results: results | {"curve": curve})
-    return curve
-
-
-def _by_the_clock(figure: str) -> str:
-    return (
-        f"<div class=row>{embedded(figure)}</div><p class=note>An epoch of a later round attacks "
-        "more members and so takes longer. The minutes are those of the machine that trained, "
-        "whatever else it did meanwhile.</p>"
-    )
-
-
-def _headline(labels: Sequence[str], runs: Sequence[Run], dataset: Dataset) -> str:
-    config, radii = runs[0].config, dict.fromkeys(format_eps(run.config["eps"]) for run in runs)
-    shape = "×".join(str(size) for size in dataset.shape)
-    return (
-        f"<h1>Robustness of {escape(', '.join(labels))}</h1>"
-        f"<p>Trained on <b>{escape(config['data'])}</b> ({len(dataset.train):,} training and "
-        f"{len(dataset.test):,} test images of {shape}, {dataset.num_classes} classes) against "
-        f"{config['norm']} perturbations of eps = {', '.join(radii)}.</p>"
-    )
-
-
-def _results_table(evaluated: SideBySide, runs: Sequence[Run]) -> str:
-    missing = ""
-    if waiting := evaluated.without(runs):
-        commands = "<br>".join(
-            f"<code>mrboost evaluate {escape(str(run.folder))}</code>" for run in waiting
-        )
-        missing = (
-            "<p class=note>Not evaluated yet. For the table of test accuracies "
-            f"run<br>{commands}</p>"
-        )
-    if not evaluated.rows:
-        return missing
+def _results(evaluated: SideBySide) -> list[tuple[list[str], list[Accuracy | None]]]:
+    """A line for each evaluation: which it is, and its accuracy under each attack."""
     lines = []
-    for i, (_, _, found) in enumerate(evaluated.rows):
-        cells = [
-            _cell(found[k], evaluated.is_best(i, k)) if k in found else "–"
-            for k in evaluated.attacks
-        ]
-        lines.append([*map(escape, evaluated.facts(i)), *cells])
-    return (
-        "<h2>Accuracy on test images</h2><div "
-        f"class=scroll>{table(map(escape, evaluated.head()), lines)}</div><p class=note>In per "
-        "cent, with half the width of the 95 % interval; the best on the same images in the same "
-        "ball is bold, of worst cases only over the same attacks (on members apart). Under an "
-        "attack: the share of images that stay correctly classified. An attack gives an upper "
-        "bound on robustness: a stronger one may find more. Worst case: each image counts as its "
-        "worst outcome over the attacks.</p>"
-        + "".join(f"<p class=note>{escape(line)}.</p>" for line in evaluated.failures())
-        + missing
-        + _differences(evaluated)
-        + _doubts(evaluated)
-    )
+    for i, (_, _, outcomes) in enumerate(evaluated.rows):
+        cells: list[Accuracy | None] = []
+        for attack in evaluated.attacks:
+            if attack in outcomes:
+                low, high = outcomes[attack]["interval"]
+                best = evaluated.is_best(i, attack)
+                cells.append(
+                    Accuracy(100 * outcomes[attack]["accuracy"], 100 * low, 100 * high, best)
+                )
+            else:
+                cells.append(None)
+        lines.append((evaluated.facts(i), cells))
+    return lines
 
 
-def _differences(evaluated: SideBySide) -> str:
-    lines = evaluated.differences()
-    if not lines:
-        return ""
-    body = table(map(escape, ("", *evaluated.head()[2:])), (map(escape, line) for line in lines))
-    return f"<p class=note>{DIFFERENCES}</p><div class=scroll>{body}</div>"
-
-
-def _doubts(evaluated: SideBySide) -> str:
-    """What the evaluations give to doubt, run by run."""
-    found: dict[str, None] = {}  # an ordered set: several evaluations of a run see the same
+def _doubts(evaluated: SideBySide) -> list[str]:
+    """Each doubt once, though several evaluations of a run may give it."""
+    found: dict[str, None] = {}
     for label, evaluation, _ in evaluated.rows:
         for doubt in evaluation.get("doubts", []):
-            found[f"<li>{escape(label)}: {escape(doubt['message'])}</li>"] = None
-    return f"<h2>Reasons to doubt these figures</h2><ul>{''.join(found)}</ul>" if found else ""
+            found[f"{label}: {doubt['message']}"] = None
+    return list(found)
 
 
-def _class_table(evaluated: SideBySide, dataset: Dataset) -> str:
-    """Clean and attacked accuracy of each class, under the strongest attack that was evaluated."""
-    if dataset.num_classes > MOST_CLASSES:
-        return ""
+def _classes(evaluated: SideBySide) -> list[tuple[str, list[Accuracy | None]]]:
+    """Accuracy of each class: clean, and under the attack that fools the classifier most."""
     lines = []
-    for i, (_, _, found) in enumerate(evaluated.rows):
-        hardest = min(
-            (o for o in found.values() if "per_class" in o), key=lambda outcome: outcome["accuracy"]
-        )
-        for outcome in [found["clean"], hardest] if "clean" in found else [hardest]:
-            # Older ones had none
-            ends = outcome.get("class_intervals") or [None] * len(outcome["per_class"])
-            cells = [
-                "–"
-                if v is None
-                else f"{100 * v:.0f}{f' <small>{half_width(end)}</small>' if end else ''}"
-                for v, end in zip(outcome["per_class"], ends, strict=True)
-            ]
-            lines.append(
-                [escape(f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"), *cells]
-            )
-    if not lines:
-        return ""
-    body = table(["accuracy, %", *map(escape, dataset.classes)], lines)
-    note = "Run, members, weights, ball and images; clean, and under the attack that fools it most."
-    return f"<h2>Class by class</h2><div class=scroll>{body}</div><p class=note>{note}</p>"
+    for i, (_, _, outcomes) in enumerate(evaluated.rows):
+        attacked_ones = [outcome for outcome in outcomes.values() if "per_class" in outcome]
+        hardest = min(attacked_ones, key=lambda outcome: float(outcome["accuracy"]))
+        for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
+            name = f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"
+            lines.append((name, _by_class(outcome)))
+    return lines
 
 
-def _cell(outcome: dict[str, Any], best: bool) -> str:
-    figure = f"{100 * outcome['accuracy']:.2f} <small>{half_width(outcome['interval'])}</small>"
-    return f"<b>{figure}</b>" if best else figure
+def _by_class(outcome: Mapping[str, Any]) -> list[Accuracy | None]:
+    values = outcome["per_class"]
+    intervals = outcome.get("class_intervals") or [None] * len(values)
+    cells: list[Accuracy | None] = []
+    for value, interval in zip(values, intervals, strict=True):
+        if value is None:  # no image of this class
+            cells.append(None)
+        elif interval is None:
+            cells.append(Accuracy(100 * value, None, None))
+        else:
+            cells.append(Accuracy(100 * value, 100 * interval[0], 100 * interval[1]))
+    return cells
 
 
-def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) -> str:
-    """Some test images that fell and some that stood: clean, attacked, and the
+def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str, Any]:
+    """Some test images that the attack fools and some that stand: clean, attacked, and the
     perturbation, with the answers."""
     pool = draw(dataset.test, min(GALLERY_POOL, len(dataset.test)))
     device = next(model.parameters()).device
@@ -259,80 +236,55 @@ def _gallery(label: str, run: Run, model: Ensemble | Mixture, dataset: Dataset) 
     x_adv = PGD(eps, run.config["norm"], steps=20)(model, x, y)
     with attacked(model), torch.no_grad():
         clean, adversarial = (model(images).softmax(dim=1) for images in (x, x_adv))
-    right, stands = (answers.argmax(dim=1) == y for answers in (clean, adversarial))
-    fell, stood = ((right & which).nonzero().squeeze(1).tolist() for which in (~stands, stands))
-    chosen = (fell[: GALLERY // 2] + stood)[:GALLERY] or list(range(min(GALLERY, len(x))))
+    right = clean.argmax(dim=1) == y
+    stands = adversarial.argmax(dim=1) == y
+    fell = (right & ~stands).nonzero().squeeze(1).tolist()
+    stood = (right & stands).nonzero().squeeze(1).tolist()
+    chosen = (fell[: GALLERY_IMAGES // 2] + stood)[:GALLERY_IMAGES]
+    if not chosen:
+        chosen = list(range(min(GALLERY_IMAGES, len(x))))
     noise = (x_adv - x).flatten(1)
-    noise = (0.5 + 0.5 * noise / noise.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)).view_as(x)
-    rows = []
-    for title, images, answers in (
-        ("clean", x, clean),
-        (f"attacked, {format_eps(eps)}", x_adv, adversarial),
-        ("perturbation", noise, None),
-    ):
-        cells = [
-            _figure(images[i], dataset, y[i], None if answers is None else answers[i])
-            for i in chosen
-        ]
-        rows.append(f"<tr><th>{title}</th>{''.join(cells)}</tr>")
-    return (
-        f"<h3>{escape(label)}</h3><p class=note>Of {int(right.sum())} images classified correctly, "
-        f"the attack fools {len(fell)}: up to {GALLERY // 2} of those first, then some that stand. "
-        "The perturbation is scaled to be seen.</p><div class=scroll><table "
-        f"class=gallery>{''.join(rows)}</table></div>"
-    )
+    scale = noise.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
+    noise = (0.5 + 0.5 * noise / scale).view_as(x)
+    return {
+        "right": int(right.sum()),
+        "fell": len(fell),
+        "rows": [
+            ("clean", _pictures(x[chosen], y[chosen], clean[chosen], dataset)),
+            (
+                f"attacked, {format_eps(eps)}",
+                _pictures(x_adv[chosen], y[chosen], adversarial[chosen], dataset),
+            ),
+            ("perturbation", [{"image": image} for image in noise[chosen]]),
+        ],
+    }
 
 
-def _figure(image: Tensor, dataset: Dataset, target: Tensor, answer: Tensor | None) -> str:
-    caption = ""
-    if answer is not None:
+def _pictures(images: Tensor, y: Tensor, answers: Tensor, dataset: Dataset) -> list[dict[str, Any]]:
+    """Images with the class that the model answers, its probability, and whether it is right."""
+    found = []
+    for image, target, answer in zip(images, y.tolist(), answers.cpu(), strict=True):
         k = int(answer.argmax())
-        verdict = "right" if k == int(target) else "wrong"
-        caption = (
-            f"<figcaption class={verdict}>{escape(dataset.classes[k])} "
-            f"{float(answer[k]):.0%}</figcaption>"
-        )
-    return (
-        f"<td><figure><img class=pixels src='{png(image)}' alt='test image'>{caption}</figure></td>"
-    )
+        verdict = "right" if k == target else "wrong"
+        caption = f"{dataset.classes[k]} {float(answer[k]):.0%}"
+        found.append({"image": image, "caption": caption, "verdict": verdict})
+    return found
 
 
-def _configuration(labels: Sequence[str], runs: Sequence[Run]) -> str:
-    keys = (
-        *(
-            "recipe",
-            "model",
-            "rounds",
-            "epochs",
-            "later_epochs",
-            "batch_size",
-            "lr",
-            "later_lr",
-            "step_size",
-            "seed",
-        ),
-        *("validation", "select_on", "first", "joined", "eps"),
-    )
-    parts = ("steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip")
-    rows = []
-    for key in (*keys, *parts):
-        inner = {"recipe": "summary", "first": "run"}.get(key)
-        values = [
-            (saved_options(run.config) if key in parts else run.config).get(key) for run in runs
-        ]
-        values = [value[inner] if inner and value else value for value in values]
-        values = [
-            ", ".join(part["run"] for part in value) if key == "joined" and value else value
-            for value in values
-        ]
-        if all(value is None for value in values) or (key in parts and not any(values)):
-            continue
-        rows.append([key, *(escape(str(value)) for value in values)])
-    commands = " ".join(escape(str(run.folder)) for run in runs)
-    versions = runs[0].config["versions"]
-    return (
-        f"<h2>How it was made</h2>{table(['', *map(escape, labels)], rows, ' class=plain')}"
-        f"<p class=note><code>mrboost report {commands}</code>, mrboost {__version__}; trained "
-        f"with mrboost {escape(str(versions['mrboost']))} and torch "
-        f"{escape(str(versions['torch']))}.</p>"
-    )
+def _settings(runs: Sequence[Run]) -> list[list[object]]:
+    """The options of the runs, a line each, without those that no run has."""
+    described = []
+    for run in runs:
+        config = run.config | saved_options(run.config)
+        config["recipe"] = run.config["recipe"]["summary"]
+        if first := run.config.get("first"):
+            config["first"] = first["run"]
+        if joined := run.config.get("joined"):
+            config["joined"] = ", ".join(part["run"] for part in joined)
+        described.append(config)
+    lines = []
+    for key in SETTINGS:
+        values = [config.get(key) for config in described]
+        if key == "seed" or any(values):
+            lines.append([key, *values])
+    return lines

@@ -1,16 +1,17 @@
 """The paper's tables and figures as runnable studies, the paper's numbers beside ours:
 ``mrboost study NAME``."""
 
-from .declared import SCALES, STUDIES, Row, Scale, Study, get, get_scale
-from .pages import compose, listing, plan
-from .paper import Claim, report
-from .planning import Request, Training
-from .running import carry_out, choose
+from .catalogue import SCALES, STUDIES, Row, Scale, Study, get, get_scale
+from .page import compose, listing
+from .paper import Claim, PaperResults, paper_results
+from .plan import Request, Training, choose, describe_plan
+from .run import carry_out
 
 __all__ = [
     "SCALES",
     "STUDIES",
     "Claim",
+    "PaperResults",
     "Request",
     "Row",
     "Scale",
@@ -19,9 +20,9 @@ __all__ = [
     "carry_out",
     "choose",
     "compose",
+    "describe_plan",
     "get",
     "get_scale",
     "listing",
-    "plan",
-    "report",
+    "paper_results",
 ]

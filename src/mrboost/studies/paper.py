@@ -41,7 +41,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Report:
+class PaperResults:
     """What the paper reports for one study."""
 
     place: str
@@ -54,8 +54,8 @@ class Report:
 
 
 @functools.cache
-def report(study: str) -> Report:
-    """The paper's part for the study of this name."""
+def paper_results(study: str) -> PaperResults:
+    """What ``paper.toml`` has for the study of this name."""
     paper = tomllib.loads(resources.files(__package__).joinpath("paper.toml").read_text("utf-8"))
     found = paper[study]
     columns = tuple(found.get("columns", ()))
@@ -73,7 +73,7 @@ def report(study: str) -> Report:
         for claim in found.get("claims", ())
     )
     release = [fact["says"] for fact in paper["release"] if study in fact["studies"]]
-    return Report(found["place"], columns, figures, claims, (*found["notes"], *release))
+    return PaperResults(found["place"], columns, figures, claims, (*found["notes"], *release))
 
 
 def _frozen(value: Any) -> Any:

@@ -1,22 +1,19 @@
-"""The studies and their scales, as data: which recipes, on which data, under which
-attacks, with which options.
+"""The studies and their scales, as data: which recipes, on which data, under which attacks, with
+which options.
 
-A study of trainings is rows (a recipe each) × data × seeds; its numbers are those of
-``paper.toml``'s columns. Two are figures without trainings and have a ``draw`` of their own.
+A study is rows (a recipe each) × data × seeds; its numbers are those of ``paper.toml``'s columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mrboost.attacks.mixtures import ON_MIXTURES
 from mrboost.errors import look_up
 
-from .figures import Drawing, contours, theory
-
-Said = Mapping[str, Any]
+Options = Mapping[str, Any]
 """Options of a training, as ``boost`` takes them."""
 
 
@@ -41,7 +38,7 @@ class Study:
 
     name: str
     title: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Row, ...]
     data: tuple[str, ...] = ("cifar10",)
     model: str = "resnet18"
     attacks: tuple[str, ...] = ("pgd-20",)
@@ -49,22 +46,21 @@ class Study:
     staged: bool = False
     plot: str = ""
     seconds: bool = False
-    options: Said = field(default_factory=dict)
-    draw: Callable[..., Drawing] | None = None
+    options: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scale:
     """How much of the paper's effort is spent.
 
-    ``data`` and ``models`` stand in for the paper's, ``attacks`` for its attacks; ``steps``
-    shortens the inner ascent. ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is
-    all of them. ``check`` looks for doubts.
+    ``data``, ``models`` and ``attacks`` stand in for the paper's; ``steps`` shortens the training
+    attack. ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them.
+    ``check`` looks for reasons to doubt the figures.
     """
 
     name: str
     summary: str
-    options: Said
+    options: Options
     data: str | None = None
     models: Mapping[str, str] = field(default_factory=dict)
     attacks: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +77,6 @@ _AT, _AT_MCE = Row("AT", "at"), Row("AT + MCE", "at-mce")
 STUDIES: Mapping[str, Study] = {
     study.name: study
     for study in (
-        Study("mce-contours", "The contours of MCE and of twice the cross-entropy", draw=contours),
         Study(
             "mce-resnet18",
             "Adversarial training with and without MCE",
@@ -169,7 +164,6 @@ STUDIES: Mapping[str, Study] = {
             (_AT_MCE,),
             attacks=("pgd-20", "pgd-mce-20"),
         ),
-        Study("theory", "Theorem 4's bound and Proposition 3", draw=theory),
     )
 }
 

@@ -1,0 +1,341 @@
+"""Which trainings and evaluations a study consists of, and which of them are finished.
+
+Every training is an ordinary run folder under ``OUT/runs``; studies that need the same training
+share it. What is finished is read from the folders alone, so they can be made on several machines
+and gathered.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mrboost import recipes
+from mrboost.attacks import named
+from mrboost.attacks.mixtures import ON_MIXTURES
+from mrboost.data import defaults, load
+from mrboost.data.sources import FOLDER, whole_name
+from mrboost.errors import InputError, unknown_name
+from mrboost.recipes.config import configure
+from mrboost.runs import Run, slug
+from mrboost.runs.identity import WITHOUT_IMAGES, differences
+
+from .catalogue import Options, Row, Scale, Study
+
+STRONG = "autoattack"
+MIXTURE_STEPS = 20
+
+
+class Stage(NamedTuple):
+    """One evaluation: of which weights and how many members, on how many test images (None: all),
+    under which of the paper's attacks."""
+
+    weights: str
+    members: int
+    n: int | None
+    attacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A study as it was asked for.
+
+    Args:
+        study, scale: see ``catalogue``.
+        out: the folder of the pages and of ``runs/``.
+        data: in the place of the scale's.
+        seeds: each row is trained with each of them.
+        n: test images under attack, in the place of the scale's.
+        also: more attacks, on the finished classifiers.
+        options: of each training, in the place of the scale's.
+    """
+
+    study: Study
+    scale: Scale
+    out: Path
+    data: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    n: int | None = None
+    also: tuple[str, ...] = ()
+    options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for attack in self.also:
+            named(attack)  # refuses an unknown name
+        if self.n is not None and self.n < 1:
+            raise InputError(f"n must be at least 1, got {self.n}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise InputError(
+                f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread"
+            )
+        if "rounds" in self.options and not self.study.staged:
+            raise InputError(
+                f"the rounds of {self.study.name} are part of what it studies: leave --rounds out"
+            )
+
+    def images(self, attack: str) -> int | None:
+        """How many test images this attack sees; None is all."""
+        n = self.scale.n if self.n is None else self.n
+        if attack != STRONG:
+            return n
+        # AutoAttack is slow: never more than the scale's
+        limits = [limit for limit in (self.n, self.scale.strong_n) if limit is not None]
+        return min(limits, default=None)
+
+    def trainings(self) -> list[Training]:
+        """One for each data, row and seed."""
+        names = self.data or ((self.scale.data,) if self.scale.data else self.study.data)
+        paper_data = {name: name if name in self.study.data else "cifar10" for name in names}
+        if len(set(paper_data.values())) < len(names):
+            raise InputError(
+                f"several of --data {' '.join(names)} would stand for the same data of the "
+                "paper: give one"
+            )
+        found = [
+            self._training(row, name, paper_data[name], seed)
+            for name in names
+            for row in self.study.rows
+            for seed in self.seeds
+        ]
+        later = [name for name in self.options if name.startswith("later_")]
+        if later and all(training.options["rounds"] == 1 for training in found):
+            raise InputError(
+                f"{later[0]} is of the rounds after the first, and those here have one: leave "
+                "it out"
+            )
+        return found
+
+    def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
+        scale, study = self.scale, self.study
+        recipe = recipes.get(row.recipe)
+        steps = self.options.get("steps", scale.steps)
+        if steps is not None:
+            recipe = replace(recipe, steps=steps)
+        model = row.model or study.model
+        options: dict[str, Any] = {
+            "model": scale.models.get(model, model),
+            **scale.options,
+            **study.options,
+            **self.options,
+        }
+        # Only rows that are boosted have another number of rounds than their recipe or study
+        boosted = study.staged and recipe.rounds > 1
+        if not (boosted and "rounds" in options):
+            options["rounds"] = study.options.get("rounds", recipe.rounds)
+        if options["rounds"] == 1:
+            options.pop("later_epochs", None)
+            options.pop("later_lr", None)
+        if not recipe.coupled:
+            options.pop("past", None)
+        options["seed"] = seed
+        attacks = study.attacks if row.attacks is None else row.attacks
+        folder = self.out / "runs" / _folder_name(data, row.recipe, options)
+        return Training(self, row.label, recipe, data, paper_data, options, attacks, folder)
+
+
+def _folder_name(data: str, recipe: str, options: Options) -> str:
+    epochs = str(options["epochs"])
+    if "later_epochs" in options:
+        epochs += f"-{options['later_epochs']}"
+    return (
+        f"{slug(data)}-{options['model']}-{recipe}-{options['rounds']}x{epochs}"
+        f"-seed{options['seed']}"
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a study, its run folder and its evaluations."""
+
+    request: Request
+    label: str
+    recipe: recipes.Recipe
+    data: str
+    paper_data: str
+    options: Options
+    attacks: tuple[str, ...]
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.label} on {self.data}, seed {self.options['seed']}"
+
+    def run(self) -> Run | None:
+        """The run, if there is one; that of another configuration is refused."""
+        if not (self.folder / "config.json").exists():
+            return None
+        run = Run.open(self.folder)
+        asked = configure(
+            self.recipe,
+            run.config["data"] if self._is_of_this_data(run) else whole_name(self.data),
+            defaults(self.data, run.config["input"]["shape"][1]),
+            run.config["train_images"],
+            self.options,
+        ).describe()
+        changed = differences(run.config, asked, ignore=WITHOUT_IMAGES)
+        if changed:
+            raise InputError(
+                f"the run in {str(self.folder)!r} has another configuration "
+                f"({'; '.join(changed)}): give the options that it was made with, or choose "
+                "another --out"
+            )
+        return run
+
+    def _is_of_this_data(self, run: Run) -> bool:
+        """Folders' paths may differ, between machines say: then the images
+        tell, if they are here."""
+        asked, made = whole_name(self.data), str(run.config["data"])
+        elsewhere = asked != made and asked.startswith(FOLDER) and made.startswith(FOLDER)
+        return (
+            _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
+            if elsewhere
+            else asked == made
+        )
+
+    def is_trained(self) -> bool:
+        run = self.run()
+        return run is not None and (
+            run.rounds_done() >= self.options["rounds"] or _has_results_only(run)
+        )
+
+    def is_done(self) -> bool:
+        return self.is_trained() and not self.pending()
+
+    def command(self) -> str:
+        """The command of this training; a first round may come from another row's run."""
+        words = ["mrboost train", self.recipe.name]
+        for name, value in {"steps": self.recipe.steps, **self.options}.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words.append(f"--{flag} {_argument(name, value)}")
+        words += ["--data", shlex.quote(self.data), "--out", shlex.quote(str(self.folder))]
+        return " ".join(words)
+
+    def attack_at_scale(self, attack: str) -> str:
+        """The attack that stands for the paper's at this scale."""
+        return self.request.scale.attacks.get(attack, attack)
+
+    def result_name(self, attack: str) -> str:
+        """Its name in the run's results: on mixtures, with that of the PGD."""
+        name = self.attack_at_scale(attack)
+        return f"{name}, pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else name
+
+    def stages(self) -> Iterator[Stage]:
+        """All its evaluations."""
+        rounds = self.options["rounds"]
+        first = 1 if self.request.study.staged else rounds
+        for weights in self.request.study.weights:
+            for members in range(first, rounds + 1):
+                more = self.request.also if members == rounds else ()
+                by_images: dict[int | None, list[str]] = {}
+                for attack in dict.fromkeys(self.attacks + more):
+                    by_images.setdefault(self.request.images(attack), []).append(attack)
+                for n, attacks in by_images.items():
+                    yield Stage(weights, members, n, tuple(attacks))
+
+    def pending(self) -> list[Stage]:
+        """The evaluations of a trained run that are not there yet, and can be made."""
+        run = self.run()
+        assert run is not None
+        if _has_results_only(run):
+            return []
+        return [
+            stage
+            for stage in self.stages()
+            if not {self.result_name(attack) for attack in stage.attacks}
+            <= outcomes(run, stage).keys()
+        ]
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Of a trained run: what is known by now, by the names of the paper's columns,
+        data/weights/members/attack."""
+        run = self.run()
+        assert run is not None
+        found: dict[str, dict[str, Any]] = {}
+        for stage in self.stages():
+            known = outcomes(run, stage)
+            for attack in ("clean", *stage.attacks):
+                name = self.result_name(attack)
+                column = f"{self.paper_data}/{stage.weights}/{stage.members}/{attack}"
+                if name in known:
+                    found.setdefault(column, known[name])
+        return found
+
+
+def choose(
+    trainings: Sequence[Training], only: Sequence[str] = (), part: tuple[int, int] | None = None
+) -> list[Training]:
+    """Those of the rows ``only``, by label or recipe, and of these every n-th from the i-th for
+    part (i, n)."""
+    chosen = list(trainings)
+    if only:
+        labels = {name.lower(): t.label for t in trainings for name in (t.recipe.name, t.label)}
+        for name in only:
+            if name.lower() not in labels:
+                raise unknown_name("row", name, set(labels.values()), hint="or a row's recipe")
+        wanted = {labels[name.lower()] for name in only}
+        chosen = [training for training in trainings if training.label in wanted]
+    if part is not None:
+        first, step = part
+        chosen = chosen[first - 1 :: step]
+    return chosen
+
+
+def describe_plan(trainings: Sequence[Training]) -> str:
+    """What each training is, and what is left of it to do."""
+    lines = [f"trainings: {len(trainings)}, finished: {sum(t.is_done() for t in trainings)}"]
+    for training in trainings:
+        state = "to be trained"
+        if training.is_trained():
+            state = "trained" if training.pending() else "finished"
+        lines += ["", f"{training}: {state}", f"  {training.command()}"]
+        for weights, members, n, attacks in training.stages():
+            images = "all" if n is None else f"{n:,}"
+            under = ", ".join(map(training.result_name, attacks)) or "clean images alone"
+            lines.append(f"  {weights} weights, members {members}, {images} test images: {under}")
+    return "\n".join(lines)
+
+
+def outcomes(run: Run, stage: Stage) -> dict[str, dict[str, Any]]:
+    """What the run's results hold of an evaluation, by attack; clean accuracy besides."""
+    asked = {
+        "weights": stage.weights,
+        "members": stage.members,
+        "eps": run.config["eps"],
+        "norm": run.config["norm"],
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for evaluation in run.results.get("evaluations", []):
+        whole = evaluation.get("whole", False)
+        if stage.n is None:
+            same_images = whole
+        else:
+            same_images = evaluation["n"] == stage.n or (whole and evaluation["n"] < stage.n)
+        same = all(evaluation.get(key) == value for key, value in asked.items())
+        if same and same_images and run.is_of(evaluation):
+            for outcome in evaluation["outcomes"]:
+                found[outcome["attack"]] = outcome | {"whole": whole}
+    return found
+
+
+def _argument(name: str, value: Any) -> str:
+    """On the command line: a radius such as 8/255 as one writes it."""
+    if name in ("eps", "step_size") and float(value * 255).is_integer():
+        return f"{value * 255:.0f}/255"
+    return str(value)
+
+
+@cache
+def _fingerprint(folder: str) -> str | None:
+    """That of a folder's training images, if it is there."""
+    return load(folder).fingerprint() if Path(folder.removeprefix(FOLDER)).exists() else None
+
+
+def _has_results_only(run: Run) -> bool:
+    """Evaluated, and then its weights were deleted."""
+    return bool(run.results.get("evaluations")) and not any(run.folder.glob("members/*"))
