@@ -8,29 +8,29 @@ import importlib
 import json
 import logging
 import os
-import re
 import shlex
 import sys
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from mrboost import data, recipes
+from mrboost import recipes
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
 from mrboost.evaluation.result import format_eps
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
-from mrboost.recipes.config import describe_parts, saved_options
+from mrboost.recipes.config import saved_options
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
 from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
 from mrboost.runs.join import join
 from mrboost.training.boost import boost
+
+from .listings import show_data, show_recipes
 
 
 def run(options: argparse.Namespace) -> None:
@@ -352,68 +352,6 @@ def _study(options: argparse.Namespace) -> None:
     print(json.dumps(found, indent=2) if options.json else text)
 
 
-# recipes and data
-
-
-def _recipes(options: argparse.Namespace) -> None:
-    chosen = [recipes.get(options.show)] if options.show else list(recipes.RECIPES.values())
-    if options.json:
-        described = [describe_parts(recipe) for recipe in chosen]
-        print(json.dumps(described[0] if options.show else described, indent=2))
-    elif options.markdown:
-        print(_composition(chosen))
-    elif options.show:
-        for key, value in describe_parts(chosen[0]).items():
-            if key != "part":
-                print(
-                    f"{key:<13} "
-                    f"{_inline(value).replace('{}', 'DATA') if key == 'model' else _inline(value)}"
-                )
-    else:
-        for recipe in chosen:
-            print(f"{recipe.name:<22} {recipe.summary}")
-
-
-def _composition(chosen: Sequence[recipes.Recipe]) -> str:
-    parts = ("sampler", "objective", "scope", "init", "combine", "rounds", "model")
-    lines = [
-        f"| recipe | {' | '.join(parts)} | besides | reference |",
-        "|---" * (len(parts) + 3) + "|",
-    ]
-    usual = describe_parts(recipes.AT)
-    for recipe in chosen:
-        described = describe_parts(recipe)
-        cells = [_inline(described[part]).replace("{}", "DATA") for part in parts]
-        besides = ("steps", "start", "schedule", "lr", "ema", "clip", "awp", "cutmix")
-        cells.append(
-            ", ".join(f"{p}: {_inline(described[p])}" for p in besides if described[p] != usual[p])
-        )
-        author, year = recipe.reference.split(",")[0], re.search(r"\d{4}$", recipe.reference)
-        lines.append(
-            f"| `{recipe.name}` | {' | '.join(cells)} | {author}{f' {year[0]}' if year else ''} |"
-        )
-    return "\n".join(lines)
-
-
-def _data(options: argparse.Namespace) -> None:
-    names = [options.name] if options.name else data.names()
-    described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
-    if options.name and options.name.startswith("folder:") and described[0]["found"] is None:
-        raise InputError(f"{options.name} does not exist: {described[0]['remedy']}")
-    if options.json:
-        print(json.dumps(described[0] if options.name else described, indent=2))
-        return
-    for facts in described:
-        if options.name:
-            for key, value in facts.items():
-                print(f"{key:<10} {_inline(value)}")
-        else:
-            print(
-                f"{facts['name']:<10} "
-                f"{_inline(facts.get('found') or 'not here: mrboost data ' + facts['name'])}"
-            )
-
-
 def _import(module: str) -> None:
     """Import a module of the user's by its name, from the current folder, or by its path."""
     path = Path(module.removesuffix(".py"))
@@ -429,20 +367,6 @@ def _import(module: str) -> None:
         sys.path.pop(0)
 
 
-def _inline(value: object) -> str:
-    """A described part on one line: ``Learner(loss=cross_entropy)``."""
-    if isinstance(value, dict):
-        inside = ", ".join(f"{key}={_inline(item)}" for key, item in value.items() if key != "part")
-        return f"{value['part']}({inside})" if "part" in value else inside
-    if isinstance(value, list | tuple):
-        return ", ".join(_inline(item) for item in value)
-    return (
-        f"{value:g} ({format_eps(value)})"
-        if isinstance(value, float) and "/" in format_eps(value)
-        else str(value)
-    )
-
-
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
@@ -450,6 +374,6 @@ COMMANDS = {
     "reweight": _reweight,
     "report": _report,
     "study": _study,
-    "recipes": _recipes,
-    "data": _data,
+    "recipes": show_recipes,
+    "data": show_data,
 }
