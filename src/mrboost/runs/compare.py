@@ -186,9 +186,9 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return _aligned([["eps", *names], *lines])
 
 
-def half_width(interval: Sequence[float]) -> str:
-    """Of an interval, in per cent: what a table has room for."""
-    return f"± {50 * (interval[1] - interval[0]):.1f}"
+def _low_to_high(interval: Sequence[float]) -> str:
+    """In per cent: ``49.5–77.9``."""
+    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
 
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:
@@ -199,17 +199,13 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
     for i, (_, _, found) in enumerate(table.rows):
         cells = [
             f"{100 * outcome['accuracy']:.2f}{'*' if table.is_best(i, name) else ''} "
-            f"{half_width(outcome['interval'])}"
+            f"({_low_to_high(outcome['interval'])})"
             if (outcome := found.get(name))
             else "–"
             for name in table.attacks
         ]
         lines.append(table.facts(i) + cells)
-    parts = (
-        [_aligned(lines), "in per cent, ± half the width of the 95 % interval"]
-        if table.rows
-        else []
-    )
+    parts = [_aligned(lines), "in per cent, in brackets the 95 % interval"] if table.rows else []
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
         for run in table.without(runs)
