@@ -98,7 +98,8 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
-    for name, (description, add_arguments) in _COMMANDS.items():
+    for name, add_arguments in _COMMANDS.items():
+        description = " ".join((add_arguments.__doc__ or "").split())
         first = re.split("[.:]", description)[0]
         command: _Parser = commands.add_parser(
             name, help=first[0].lower() + first[1:], description=description
@@ -127,12 +128,9 @@ def _add_training_option(to: Any, option: Option) -> None:
 
 
 def _train(p: _Parser) -> None:
-    p.add_argument(
-        "recipe",
-        nargs="?",
-        metavar="RECIPE",
-        help="one of: mrboost recipes; optional with --resume",
-    )
+    """Train a recipe on a dataset. The run folder is crash-safe: the same command with --resume
+    goes on."""
+    p.add_argument("recipe", nargs="?", metavar="RECIPE", help="see mrboost recipes")
     _add(p, "--data NAME", f"{DATASETS} or folder:PATH (default: digits)")
     _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
     _add(p, "--resume", "go on with the run in --out")
@@ -145,26 +143,15 @@ def _train(p: _Parser) -> None:
 
 
 def _evaluate(p: _Parser) -> None:
+    """Accuracy of a trained run on test images, clean and attacked. It is kept in the run's
+    results.json."""
     p.add_argument("target", metavar="RUN", help="the folder that train wrote")
     attacks = p.add_argument_group("attacks")
-    _add(
-        attacks,
-        "--attack NAME[,NAME…]",
-        f"{ATTACKS}, any pgd-N (default: %(default)s)",
-        default=DEFAULT_ATTACKS,
-    )
-    _add(
-        attacks,
-        "--adaptive",
-        "also attacks that fit the model: AutoAttack, MCE, members",
-    )
-    _add(
-        attacks,
-        "--eps X[,X…]",
-        "radius (default: that of the training); several give a curve",
-        _fractions,
-        default=[None],
-    )
+    names = f"{ATTACKS}, any pgd-N (default: %(default)s)"
+    _add(attacks, "--attack NAME[,NAME…]", names, default=DEFAULT_ATTACKS)
+    _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members")
+    radius = "radius (default: that of the training); several give a curve"
+    _add(attacks, "--eps X[,X…]", radius, _fractions, default=[None])
     _add(attacks, "--norm NORM", "Linf or L2 (default: that of the training)")
     which = p.add_argument_group("classifier and images")
     _add(which, "--n N", "test images, drawn from each class in proportion (default: all)", int)
@@ -172,13 +159,8 @@ def _evaluate(p: _Parser) -> None:
     _add(which, "--staged", "the ensemble after each round, one table each")
     _add(which, "--weights W", "best (default), last, or best,last", default="best")
     how = p.add_argument_group("procedure")
-    _add(
-        how,
-        "--no-check",
-        "do not look for reasons to doubt the figures",
-        dest="check",
-        action="store_false",
-    )
+    check = "do not look for reasons to doubt the figures"
+    _add(how, "--no-check", check, dest="check", action="store_false")
     _add(how, "--examples FILE", "keep the adversarial images: .safetensors or .npz", Path)
     _add(how, "--resume", "go on with an evaluation that was interrupted")
     _add(how, "--batch-size N", "images at a time (default: chosen to fit)", int)
@@ -191,18 +173,17 @@ def _evaluate(p: _Parser) -> None:
 
 
 def _join(p: _Parser) -> None:
-    p.add_argument(
-        "targets",
-        nargs="+",
-        metavar="RUN",
-        help="folders that train wrote, of one model and dataset",
-    )
+    """Networks that were trained apart as one ensemble: a run folder like any other."""
+    runs = "folders that train wrote, of one model and dataset"
+    p.add_argument("targets", nargs="+", metavar="RUN", help=runs)
     _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
     _imports(p)
     _add(p, "--json", "print one JSON document")
 
 
 def _reweight(p: _Parser) -> None:
+    """Learn weights for the members of a boosted run. They replace the equal ones in evaluate,
+    report and load."""
     p.add_argument("target", metavar="RUN", help="the folder that train wrote")
     _add(p, "--objective O", "average (default) or minimum margin", default="average")
     _add(p, "--weights W", "of the members' best (default) or last epochs", default="best")
@@ -210,21 +191,19 @@ def _reweight(p: _Parser) -> None:
 
 
 def _report(p: _Parser) -> None:
+    """One self-contained HTML page on one run, or on several side by side."""
     p.add_argument("targets", nargs="+", metavar="RUN", help="folders that train wrote")
     _add(p, "--out FILE", "the page (default: report.html in the first run)", Path)
     _add(p, "--n N", "test images for the eps curve (default: 500)", int, default=500)
-    _add(
-        p,
-        "--attack NAME",
-        "for the eps curve: apgd-ce or autoattack, say, are stronger and slower (default: "
-        "%(default)s)",
-        default="pgd-20",
-    )
+    stronger = "for the eps curve: apgd-ce, say, is stronger and slower (default: %(default)s)"
+    _add(p, "--attack NAME", stronger, default="pgd-20")
     _add(p, "--plots DIR", "keep the plots as SVG files too", Path)
     _common(p)
 
 
 def _study(p: _Parser) -> None:
+    """Make a table of the paper again, its numbers beside ours. The same command goes on with
+    it."""
     p.add_argument("name", nargs="?", metavar="NAME", help="one of: mrboost study --list")
     _add(p, "--list", "list the studies and the scales")
     _add(p, "--plan", "say what would be trained and evaluated, and do nothing")
@@ -234,14 +213,7 @@ def _study(p: _Parser) -> None:
     _add(which, "--data NAME", "in the place of the scale's; or folder:PATH", **several)
     _add(which, "--only ROW", "train these rows of the table, or recipes", **several)
     _add(which, "--part I/N", "every N-th training from the I-th, and no page", _part)
-    _add(
-        which,
-        "--seeds N",
-        "train each row with each (default: 0)",
-        int,
-        nargs="+",
-        default=(0,),
-    )
+    _add(which, "--seeds N", "train each row with each (default: 0)", int, nargs="+", default=(0,))
     _add(which, "--n N", "test images under attack (default: the scale's)", int)
     _add(which, "--also ATTACK", "more attacks, on the finished classifiers", **several)
     _add(which, "--out DIR", "for the pages and runs/ (default: studies/SCALE)", Path)
@@ -254,12 +226,14 @@ def _study(p: _Parser) -> None:
 
 
 def _recipes(p: _Parser) -> None:
+    """List the methods, or show how one is composed."""
     _add(p, "--show NAME", "the parts, the formula and the reference of one recipe")
     _add(p, "--markdown", "a table of how each is composed")
     _add(p, "--json", "print one JSON document")
 
 
 def _data(p: _Parser) -> None:
+    """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
     _data_folder(p)
     _add(p, "--json", "print one JSON document")
@@ -276,59 +250,27 @@ def _common(p: _Parser) -> None:
 
 
 def _imports(to: Any) -> None:
-    _add(
-        to,
-        "--import MODULE",
-        "import this first: a module of yours, by name or path, that registers models",
-        dest="imports",
-        action="append",
-        default=[],
-    )
+    module = "import this first: a module of yours, by name or path, that registers models"
+    _add(to, "--import MODULE", module, dest="imports", action="append", default=[])
 
 
 def _data_folder(to: Any) -> None:
     _add(to, "--data-dir DIR", "where the data lie (default: $MRBOOST_DATA, then the cache)")
-    _add(
-        to,
-        "--no-verify",
-        "take an official archive with another checksum",
-        dest="verify",
-        action="store_false",
-    )
+    other = "take an official archive with another checksum"
+    _add(to, "--no-verify", other, dest="verify", action="store_false")
 
 
-_COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
-    "train": (
-        "Train a recipe on a dataset. The run folder is crash-safe: the same command with "
-        "--resume goes on.",
-        _train,
-    ),
-    "evaluate": (
-        "Accuracy of a trained run on test images, clean and attacked. It is kept in the run's "
-        "results.json.",
-        _evaluate,
-    ),
-    "join": (
-        "Networks that were trained apart as one ensemble: a run folder like any other.",
-        _join,
-    ),
-    "reweight": (
-        "Learn weights for the members of a boosted run. They replace the equal ones in "
-        "evaluate, report and load.",
-        _reweight,
-    ),
-    "report": (
-        "One self-contained HTML page on one run, or on several side by side.",
-        _report,
-    ),
-    "study": (
-        "Make a table of the paper again, its numbers beside ours. The same command goes on "
-        "with it.",
-        _study,
-    ),
-    "recipes": ("List the methods, or show how one is composed.", _recipes),
-    "data": ("List the datasets, or say what one holds and where it was found.", _data),
+_COMMANDS: Mapping[str, Callable[[_Parser], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "join": _join,
+    "reweight": _reweight,
+    "report": _report,
+    "study": _study,
+    "recipes": _recipes,
+    "data": _data,
 }
+"""The functions that add their arguments; their docstrings are what ``--help`` says of them."""
 
 
 def _part(text: str) -> tuple[int, int]:

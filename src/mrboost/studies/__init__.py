@@ -1,17 +1,20 @@
 """The paper's tables and figures as runnable studies, the paper's numbers beside ours:
-``mrboost study NAME``."""
+``mrboost study NAME``.
+
+``catalogue`` holds what the studies are and ``paper`` what the paper reports; ``plan`` which
+trainings and evaluations they consist of, ``run`` carries those out; ``page`` and ``tables`` show
+what was found.
+"""
 
 from .catalogue import SCALES, STUDIES, Row, Scale, Study, get, get_scale
 from .page import compose, listing
-from .paper import Claim, PaperResults, paper_results
+from .paper import paper_results
 from .plan import Request, Training, choose, describe_plan
 from .run import carry_out
 
 __all__ = [
     "SCALES",
     "STUDIES",
-    "Claim",
-    "PaperResults",
     "Request",
     "Row",
     "Scale",
