@@ -75,7 +75,7 @@ def compose(request: Request, command: str) -> Page:
     trained = [
         Trained(training, run)
         for training in request.trainings()
-        if training.is_trained() and (run := training.run()) is not None
+        if (run := training.trained_run()) is not None
     ]
     values = values_of(request, trained)
     tables = [

@@ -185,24 +185,24 @@ class Training:
         return run
 
     def _is_of_this_data(self, run: Run) -> bool:
-        """Folders' paths may differ, between machines say: then the images
-        tell, if they are here."""
+        """Paths of a folder may differ between machines: then its images decide, if they are
+        here."""
         asked, made = whole_name(self.data), str(run.config["data"])
-        elsewhere = asked != made and asked.startswith(FOLDER) and made.startswith(FOLDER)
-        return (
-            _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
-            if elsewhere
-            else asked == made
-        )
+        if asked.startswith(FOLDER) and made.startswith(FOLDER) and asked != made:
+            return _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
+        return asked == made
 
-    def is_trained(self) -> bool:
+    def trained_run(self) -> Run | None:
+        """The run, if its training is finished."""
         run = self.run()
-        return run is not None and (
-            run.rounds_done() >= self.options["rounds"] or _has_results_only(run)
-        )
+        if run is None or _has_results_only(run) or run.rounds_done() >= self.options["rounds"]:
+            return run
+        return None
 
     def is_done(self) -> bool:
-        return self.is_trained() and not self.pending()
+        """Whether nothing is left to train or to evaluate."""
+        run = self.trained_run()
+        return run is not None and not self.pending(run)
 
     def command(self) -> str:
         """The command of this training; a first round may come from another row's run."""
@@ -238,24 +238,20 @@ class Training:
                 for n, attacks in by_images.items():
                     yield Stage(weights, members, n, tuple(attacks))
 
-    def pending(self) -> list[Stage]:
-        """The evaluations of a trained run that are not there yet, and can be made."""
-        run = self.run()
-        assert run is not None
+    def pending(self, run: Run) -> list[Stage]:
+        """The evaluations of its trained run that are not there yet, and can be made."""
         if _has_results_only(run):
             return []
-        return [
-            stage
-            for stage in self.stages()
-            if not {self.result_name(attack) for attack in stage.attacks}
-            <= outcomes(run, stage).keys()
-        ]
+        found = []
+        for stage in self.stages():
+            wanted = {self.result_name(attack) for attack in stage.attacks}
+            if not wanted <= outcomes(run, stage).keys():
+                found.append(stage)
+        return found
 
-    def outcomes(self) -> dict[str, dict[str, Any]]:
-        """Of a trained run: what is known by now, by the names of the paper's columns,
+    def outcomes(self, run: Run) -> dict[str, dict[str, Any]]:
+        """What is known by now of its trained run, by the names of the paper's columns:
         data/weights/members/attack."""
-        run = self.run()
-        assert run is not None
         found: dict[str, dict[str, Any]] = {}
         for stage in self.stages():
             known = outcomes(run, stage)
@@ -290,9 +286,10 @@ def describe_plan(trainings: Sequence[Training]) -> str:
     """What each training is, and what is left of it to do."""
     lines = [f"trainings: {len(trainings)}, finished: {sum(t.is_done() for t in trainings)}"]
     for training in trainings:
+        run = training.trained_run()
         state = "to be trained"
-        if training.is_trained():
-            state = "trained" if training.pending() else "finished"
+        if run is not None:
+            state = "trained" if training.pending(run) else "finished"
         lines += ["", f"{training}: {state}", f"  {training.command()}"]
         for weights, members, n, attacks in training.stages():
             images = "all" if n is None else f"{n:,}"

@@ -57,7 +57,7 @@ def carry_out(
         if progress:
             note(f"{training.request.study.name}: {number} of {len(trainings)}, {training}")
         dataset = data[training.data]
-        if not training.is_trained():
+        if training.trained_run() is None:
             boost(
                 training.recipe,
                 dataset,
@@ -71,7 +71,7 @@ def carry_out(
         run.save_results(
             lambda results: results | {"hardware": sorted({*results.get("hardware", []), hardware})}
         )
-        for stage in training.pending():
+        for stage in training.pending(run):
             _evaluate(training, run, stage, dataset, where)
 
 

@@ -38,7 +38,7 @@ class Trained:
 
     @cached_property
     def outcomes(self) -> dict[str, dict[str, Any]]:
-        return self.training.outcomes()
+        return self.training.outcomes(self.run)
 
     @property
     def seconds(self) -> float:
