@@ -14,9 +14,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from convergence import stump_game
 from mrboost import game
 from mrboost.plots.figures import COLORS
-from mrboost.studies.figures import stump_game
 
 RATES: tuple[float | str, ...] = ("theorem", "anytime", "practical", 0.3, 1.0)
 NAMES = {"theorem": "1/(2√T)", "anytime": "1/(2√t)", "practical": "√(log N / T)"}

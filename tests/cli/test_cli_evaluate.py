@@ -76,7 +76,7 @@ def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
     both = [
         str(folder),
-        str(folder),
+        f"{folder}/../{folder.name}",
         "--out",
         str(tmp_path / "both.html"),
         "--plots",
