@@ -17,7 +17,7 @@ from tqdm import tqdm
 import mrboost
 from mrboost import recipes
 from mrboost.recipes.config import resolve
-from mrboost.training.state import Progress, State, copy_state
+from mrboost.training.state import FitState, State, copy_state
 
 EPS = 0.15
 Rule = Callable[[Sequence[float], float], int]
@@ -70,13 +70,13 @@ def row(name: str, seed: int, epochs: int) -> list[float]:
     """What each rule's epoch is worth on the test images, and the best epoch there."""
     dataset = mrboost.data.load("digits")
     kept: list[tuple[float, State]] = []
-    score = Progress.score
+    score = FitState.score
 
-    def keeping(self: Progress, robust: float, *rest: Any) -> None:
+    def keeping(self: FitState, robust: float, *rest: Any) -> None:
         score(self, robust, *rest)
         kept.append((robust, copy_state(self.kept)))
 
-    with mock.patch.object(Progress, "score", keeping):
+    with mock.patch.object(FitState, "score", keeping):
         (network,) = mrboost.boost(
             recipes.get(name), dataset, seed=seed, epochs=epochs, eps=EPS, device="cpu"
         )
