@@ -324,7 +324,7 @@ class Run:
                 f"{path} does not fit model {self.config['model']!r}: {reason}"
             ) from None
         mine = model.state_dict()
-        same_types = all(mine[key].dtype == tensors[key].dtype for key in mine)
+        same_types = all(mine[key].dtype == value.dtype for key, value in tensors.items())
         if "checksum" not in facts or not same_types:
             _note_once(f"note: {path} was converted after its training: its checksum is unknown")
         elif facts["checksum"] != checksum(tensors):
