@@ -333,7 +333,7 @@ def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
 
     reference = train("whole")
     with monkeypatch.context() as patch:
-        save, saved = mrboost.training.state.Progress.save, []
+        save, saved = mrboost.training.state.FitState.save, []
 
         def dying(self, run, round_) -> None:
             save(self, run, round_)
@@ -341,7 +341,7 @@ def test_parts_compose_and_a_crash_resumes_to_the_same_bits(
             if saved == [1, 1, 2]:
                 raise KeyboardInterrupt
 
-        patch.setattr(mrboost.training.state.Progress, "save", dying)
+        patch.setattr(mrboost.training.state.FitState, "save", dying)
         with pytest.raises(KeyboardInterrupt):
             train("cut")
     assert same(train("cut", resume=True), reference)
