@@ -10,8 +10,8 @@ and one ``mrboost evaluate`` command for all test images (clean, PGD-20) and for
 chooses; what they start from is trained too.
 
 The cost of a form is counted in epochs of one network: an epoch with t members counts 1, 1.79, 2.6,
-3.4 or 4.2 (1.79 is measured, the others are extrapolated), and AWP adds one of its passes through
-the learner, a quarter at three attack steps.
+3.4 or 4.2 (1.79 is measured alone on a GPU, the others are extrapolated), and AWP adds a half
+(measured side by side, docs/results/boosting-search.md).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Form:
     options: dict[str, Any] = field(default_factory=dict)
 
     def cost(self, first: Form | None) -> float:
-        awp = 0.25 if "awp" in self.options else 0.0
+        awp = 0.5 if "awp" in self.options else 0.0
         boosted = self.recipe.startswith("mrboost")
         trunk = self.epochs * (1 + awp) if first is None else first.cost(None)
         return trunk + sum(
