@@ -40,6 +40,11 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return err
 
 
+def done(*arguments: str | Path) -> None:
+    """Run a command that succeeds."""
+    assert main([str(a) for a in arguments]) == 0
+
+
 def json_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
     capsys.readouterr()
     assert main([*(str(a) for a in arguments), "--json"]) == 0
@@ -51,6 +56,16 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
 
 
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--quiet"]
+
+
+def study(name: str, out: Path, *arguments: str | Path) -> str:
+    """The Markdown page of a study at scale smoke."""
+    done("study", name, *SMOKE, *arguments, "--out", out)
+    return (out / f"{name}.md").read_text()
+
+
+def results_of(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
 
 
 def cells(page: Path) -> dict[str, dict[str, list[str]]]:
@@ -65,7 +80,7 @@ def cells(page: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def outcome(run: Path, attack: str, weights: str = "best", members: int = 1) -> float:
-    for evaluation in json.loads((run / "results.json").read_text())["evaluations"]:
+    for evaluation in results_of(run)["evaluations"]:
         if (evaluation["weights"], evaluation["members"]) == (weights, members):
             return 100 * {o["attack"]: o["accuracy"] for o in evaluation["outcomes"]}[attack]
     raise AssertionError(f"{run} has no such evaluation")

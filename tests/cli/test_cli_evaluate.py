@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mrboost
-from commands import error_of, json_of, snapshot
+from commands import done, error_of, json_of, results_of, snapshot
 from mrboost.attacks import APGD, FAB, FGSM, PGD, Square, as_attack, autoattack
 from mrboost.cli.main import main
 from mrboost.data import Dataset, Split
@@ -26,200 +26,141 @@ from mrboost.runs.evaluate_run import Request, draw, evaluate_run
 @pytest.fixture
 def quick_autoattack(monkeypatch: pytest.MonkeyPatch) -> None:
     """AutoAttack with the same stages of a few steps each."""
-    monkeypatch.setitem(
-        autoattack.VERSIONS,
-        "standard",
-        lambda eps, norm: (
-            APGD(eps, norm, steps=5),
-            APGD(eps, norm, targets=2, steps=5),
-            FAB(eps, norm, targets=2, steps=5),
-            Square(eps, norm, steps=30),
-        ),
-    )
+
+    def stages(eps: float, norm: str) -> tuple:
+        apgd, fab = (kind(eps, norm, targets=2, steps=5) for kind in (APGD, FAB))
+        return APGD(eps, norm, steps=5), apgd, fab, Square(eps, norm, steps=30)
+
+    monkeypatch.setitem(autoattack.VERSIONS, "standard", stages)
 
 
 def test_train_evaluate_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run"
+    folder, plots = tmp_path / "run", tmp_path / "plots"
     options = ["--data", "digits", "--epochs", "1", "--eps", "1/10", "--device", "cpu", "--quiet"]
     summary = json_of(capsys, "train", "at", *options, "--out", folder)
     assert summary["rounds"][0]["best"]["epoch"] == 1
     config = json.loads((folder / "config.json").read_text())
-    assert config["recipe"]["name"] == "at"
-    assert config["eps"] == 0.1
-    assert config["model"] == "cnn-digits"
+    assert (config["recipe"]["name"], config["eps"], config["model"]) == ("at", 0.1, "cnn-digits")
 
-    result = json_of(
-        capsys, "evaluate", folder, "--attack", "fgsm,pgd-3", "--n", "20", "--weights", "best,last"
-    )
-    best, last = result["evaluations"]
+    asked = ["--attack", "fgsm,pgd-3", "--n", "20", "--weights", "best,last"]
+    best, last = json_of(capsys, "evaluate", folder, *asked)["evaluations"]
     assert [o["attack"] for o in best["outcomes"]] == ["clean", "fgsm", "pgd-3"]
     assert (best["weights"], last["weights"], last["n"], last["members"]) == ("best", "last", 20, 1)
-    assert main(["evaluate", str(folder), "--attack", "cw", "--n", "20", "--quiet"]) == 0
+    done("evaluate", folder, "--attack", "cw", "--n", "20", "--quiet")
     assert "cw" in capsys.readouterr().out
-    kept = json.loads((folder / "results.json").read_text())["evaluations"]
+    kept = results_of(folder)["evaluations"]
     assert [(e["weights"], [o["attack"] for o in e["outcomes"]]) for e in kept] == [
         ("last", ["clean", "fgsm", "pgd-3"]),
         ("best", ["fgsm", "pgd-3", "clean", "cw"]),
     ]
 
-    assert (
-        main(["report", str(folder), "--n", "20", "--plots", str(tmp_path / "plots"), "--quiet"])
-        == 0
-    )
+    done("report", folder, "--n", "20", "--plots", plots, "--quiet")
     assert str(folder / "report.html") in capsys.readouterr().out
     page = (folder / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64") == 4
     assert page.count("data:image/png;base64") >= 3
     assert "Class by class" in page
-    plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert plots == ["loss.svg", "margins.svg", "robustness.svg", "training.svg"]
+    names = ["loss.svg", "margins.svg", "robustness.svg", "training.svg"]
+    assert sorted(path.name for path in plots.iterdir()) == names
     assert "http" not in page.replace("http://www.w3.org", ""), "the page must load nothing"
-    both = [
-        str(folder),
-        f"{folder}/../{folder.name}",
-        "--out",
-        str(tmp_path / "both.html"),
-        "--plots",
-        str(tmp_path / "both"),
-        "--quiet",
-    ]
-    assert main(["report", *both, "--n", "20"]) == 0
-    assert (tmp_path / "both" / "minutes.svg").exists()
 
-    quick = ["train", "at", "--epochs", "1", "--device", "cpu", "--quiet"]
-    assert main([*quick, "--out", str(tmp_path / "other"), "--eps", "0.2", "--awp", "0.02"]) == 0
-    assert main([*quick, "--out", str(tmp_path / "l2"), "--eps", "0.5", "--norm", "L2"]) == 0
-    refused = error_of(capsys, "report", folder, tmp_path / "l2", "--out", tmp_path / "mixed.html")
-    assert "the runs are of different norms (Linf, L2): report each alone" in refused
-    both[1:4] = [str(tmp_path / "other"), "--out", str(tmp_path / "mixed.html")]
-    assert main(["report", *both, "--n", "20"]) == 0
-    page = (tmp_path / "mixed.html").read_text()
-    assert "Linf perturbations of eps = 0.1, 0.2." in page
-    assert "<tr><td>awp</td><td>0</td><td>0.02</td></tr>" in page
-    assert "<tr><td>eps</td><td>0.1</td><td>0.2</td></tr>" in page
-    assert (
-        "Not evaluated yet. For the table of test accuracies run<br><code>mrboost evaluate "
-        f"{tmp_path}/other" in page
+
+def test_a_report_of_several_runs(run: Path, tmp_path: Path, capsys) -> None:
+    quick = ["train", "at", "--epochs", "1", "--device", "cpu", "--quiet", "--out"]
+    other, of_l2, plots = (tmp_path / name for name in ("other", "l2", "plots"))
+    done(*quick, other, "--eps", "0.2", "--awp", "0.02")
+    done(*quick, of_l2, "--eps", "0.5", "--norm", "L2")
+    page = ["--out", tmp_path / "page.html", "--n", "20", "--quiet"]
+    assert "the runs are of different norms (Linf, L2): report each alone" in error_of(
+        capsys, "report", run, of_l2, *page
     )
-    margins, curve = (
-        (tmp_path / "both" / f"{name}.svg").read_text() for name in ("margins", "robustness")
-    )
-    assert "Margins under attack, at the training eps" in margins
-    assert curve.count("training eps") == 2
+    done("report", run, other, *page, "--plots", plots)
+    assert (plots / "minutes.svg").exists()
+    text = (tmp_path / "page.html").read_text()
+    for words in (
+        "Linf perturbations of eps = 0.1, 0.2.",
+        "<tr><td>awp</td><td>0</td><td>0.02</td></tr>",
+        "<tr><td>eps</td><td>0.1</td><td>0.2</td></tr>",
+        "Not evaluated yet. For the table of test accuracies run",
+        f"<br><code>mrboost evaluate {other}",
+    ):
+        assert words in text
+    assert "Margins under attack, at the training eps" in (plots / "margins.svg").read_text()
+    assert (plots / "robustness.svg").read_text().count("training eps") == 2
 
 
 @pytest.mark.usefixtures("quick_autoattack")
-def test_autoattack_adaptive_examples_and_doubts(
-    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys, tmp_path: Path) -> None:
     """The attacks that fit, on few images; what they leave in the folder, the table, the page."""
-    examples = tmp_path / "examples.npz"
-    found = json_of(
-        capsys,
-        "evaluate",
-        run,
-        "--attack",
-        "fgsm",
-        "--adaptive",
-        "--n",
-        "10",
-        "--eps",
-        "0.2",
-        "--examples",
-        examples,
-    )
-    outcomes = {outcome["attack"]: outcome for outcome in found["evaluations"][0]["outcomes"]}
+    examples, page = tmp_path / "examples.npz", tmp_path / "page.html"
+    asked = ["--attack", "fgsm", "--adaptive", "--n", "10", "--eps", "0.2", "--examples", examples]
+    found = json_of(capsys, "evaluate", run, *asked)["evaluations"][0]["outcomes"]
+    outcomes = {outcome["attack"]: outcome for outcome in found}
     assert list(outcomes) == ["clean", "fgsm", "autoattack", "apgd-mce"]
-    assert [stage["attack"] for stage in outcomes["autoattack"]["stages"]] == [
-        "apgd-ce",
-        "apgd-t",
-        "fab-t",
-        "square",
-    ]
+    stages = [stage["attack"] for stage in outcomes["autoattack"]["stages"]]
+    assert stages == ["apgd-ce", "apgd-t", "fab-t", "square"]
     assert sorted(np.load(examples)) == ["apgd-mce", "autoattack", "clean", "fgsm", "y"]
     assert not (run / "checkpoint" / "evaluation").exists()
-    results = json.loads((run / "results.json").read_text())
-    results["evaluations"][-1]["doubts"] = [
-        {"check": "made-up", "message": "a <b>made-up</b> doubt"}
-    ]
+    results = results_of(run)
+    doubt = {"check": "made-up", "message": "a <b>made-up</b> doubt"}
+    results["evaluations"][-1]["doubts"] = [doubt]
     (run / "results.json").write_text(json.dumps(results))
-    assert (
-        main(["report", str(run), "--n", "20", "--quiet", "--out", str(tmp_path / "page.html")])
-        == 0
-    )
+    done("report", run, "--n", "20", "--quiet", "--out", page)
     assert "worst case" in capsys.readouterr().out
-    page = (tmp_path / "page.html").read_text()
-    assert "Reasons to doubt these figures" in page
-    assert "a &lt;b&gt;made-up&lt;/b&gt; doubt" in page
-    assert "those of one classifier" in error_of(
-        capsys, "evaluate", run, "--weights", "best,last", "--examples", examples
-    )
+    assert "Reasons to doubt these figures" in page.read_text()
+    assert "a &lt;b&gt;made-up&lt;/b&gt; doubt" in page.read_text()
+    both = ["--weights", "best,last", "--examples", examples]
+    assert "those of one classifier" in error_of(capsys, "evaluate", run, *both)
 
 
-def test_several_radii_are_a_curve(
-    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = [
-        "evaluate",
-        str(run),
-        "--attack",
-        "fgsm",
-        "--n",
-        "30",
-        "--eps",
-        "0.2,1/20,0.1",
-        "--no-check",
-        "--quiet",
-    ]
-    assert main(command) == 0
+def test_several_radii_are_a_curve(run: Path, capsys, tmp_path: Path) -> None:
+    command = ["evaluate", run, "--attack", "fgsm", "--n", "30", "--no-check", "--quiet", "--eps"]
+    done(*command, "0.2,1/20,0.1")
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert lines[0].split() == ["eps", "clean", "fgsm"]
-    assert [line.split()[0] for line in lines[1:]] == ["0.05", "0.1", "0.2"]
-    document = json_of(capsys, *command)
+    document = json_of(capsys, *command, "0.2,1/20,0.1")
     found, (curve,) = document["evaluations"], document["curves"]
-    figures = [f"{100 * e['outcomes'][1]['accuracy']:.2f}" for e in found]
-    drawn = [
-        (point["eps"], f"{100 * point['attacks']['fgsm']['accuracy']:.2f}")
-        for point in curve["points"]
-    ]
-    assert drawn == list(zip([0.05, 0.1, 0.2], figures, strict=True))
-    low, high = (100 * end for end in found[0]["outcomes"][1]["interval"])
-    assert lines[1].endswith(f"{figures[0]} ({low:.1f} – {high:.1f})")
-    assert all(figure in line for figure, line in zip(figures, lines[1:], strict=True))
-    kept = json.loads((run / "results.json").read_text())["evaluations"]
-    assert {0.05, 0.1, 0.2} <= {e["eps"] for e in kept}
+    assert [evaluation["eps"] for evaluation in found] == [0.05, 0.1, 0.2]
+    for line, evaluation, point in zip(lines[1:], found, curve["points"], strict=True):
+        fgsm = evaluation["outcomes"][1]
+        low, high = (100 * end for end in fgsm["interval"])
+        assert line.split()[0] == f"{evaluation['eps']:g}"
+        assert line.endswith(f"{100 * fgsm['accuracy']:.2f} ({low:.1f} – {high:.1f})")
+        assert point["eps"] == evaluation["eps"]
+        assert point["attacks"]["fgsm"]["accuracy"] == fgsm["accuracy"]
     test = mrboost.data.load("digits").test
-    (last,) = (e for e in kept if e["eps"] == 0.2)
+    (last,) = (e for e in results_of(run)["evaluations"] if e["eps"] == 0.2)
     assert torch.equal(test.x[last["points"]], draw(test, 30).x)
     assert not (run / "checkpoint" / "evaluation").exists()
-    assert "one of --weights and --eps" in error_of(
-        capsys, *command, "--examples", tmp_path / "x.npz"
-    )
-    assert "'a' is not a number" in error_of(capsys, *command[:-4], "--eps", "0.1,a")
+    refused = error_of(capsys, *command, "0.1,0.2", "--examples", tmp_path / "x.npz")
+    assert "one of --weights and --eps" in refused
+    assert "'a' is not a number" in error_of(capsys, *command, "0.1,a")
 
 
-def test_boosted_runs_are_evaluated_stage_by_stage(
-    pictures: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def boosted(pictures: list[str], tmp_path: Path) -> Path:
+    folder = tmp_path / "boosted"
+    quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", folder]
+    done("train", "mrboost", "--rounds", "2", *pictures, *quick)
+    return folder
+
+
+def test_boosted_runs_are_evaluated_stage_by_stage(boosted: Path, capsys) -> None:
+    fgsm = ["evaluate", boosted, "--attack", "fgsm", "--quiet"]
+    staged = json_of(capsys, *fgsm, "--staged")["evaluations"]
+    assert [e["members"] for e in staged] == [1, 2]
+    (first,) = json_of(capsys, *fgsm, "--rounds", "1")["evaluations"]
+    assert first["outcomes"][1]["correct"] == staged[0]["outcomes"][1]["correct"]
+
+
+def test_learned_weights_replace_the_equal_ones(
+    boosted: Path, pictures: list[str], capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "run"
-    quick = ["--epochs", "1", "--device", "cpu", "--quiet", "--out", str(folder)]
-    assert main(["train", "mrboost", "--rounds", "2", *pictures, *quick]) == 0
-    staged = json_of(capsys, "evaluate", folder, "--staged", "--attack", "fgsm", "--quiet")
-    assert [e["members"] for e in staged["evaluations"]] == [1, 2]
-    first = json_of(capsys, "evaluate", folder, "--rounds", "1", "--attack", "fgsm", "--quiet")
-    assert (
-        first["evaluations"][0]["outcomes"][1]["correct"]
-        == staged["evaluations"][0]["outcomes"][1]["correct"]
-    )
-    assert main(["reweight", str(folder), "--device", "cpu"]) == 0
+    json_of(capsys, "evaluate", boosted, "--attack", "fgsm", "--quiet")
+    done("reweight", boosted, "--device", "cpu")
     told = capsys.readouterr().err
-    assert all(f"attack {i} of 3 is done" in told for i in (1, 2, 3)), (
-        "it takes a while, and says how far it is"
-    )
-    learned = json_of(capsys, "reweight", folder, "--quiet")["weights"]
+    assert all(f"attack {i} of 3 is done" in told for i in (1, 2, 3))
+    learned = json_of(capsys, "reweight", boosted, "--quiet")["weights"]
     assert sum(learned) == pytest.approx(1)
     begun = []
     with monkeypatch.context() as patched:
@@ -227,73 +168,59 @@ def test_boosted_runs_are_evaluated_stage_by_stage(
             "mrboost.runs.evaluate_run.learn_weights",
             lambda one, *_, **__: begun.append(one.weights.tolist()) or model,
         )
-        model = mrboost.load(folder)
-        json_of(capsys, "reweight", folder)
+        model = mrboost.load(boosted)
+        json_of(capsys, "reweight", boosted)
     assert begun == [[0.5, 0.5]], "what was learned before does not count"
-    assert mrboost.load(folder).weights.tolist() == pytest.approx(learned)
-    assert mrboost.load(folder, "last").weights.tolist() == [0.5, 0.5]
-    assert not SideBySide.of([Run.open(folder)]).rows, (
-        "figures of equal weights are of another classifier"
-    )
-    resumed = mrboost.boost(
-        "mrboost",
-        pictures[1],
-        model="cnn-digits",
-        rounds=2,
-        epochs=1,
-        out=folder,
-        resume=True,
-        device="cpu",
-    )
+    assert mrboost.load(boosted).weights.tolist() == pytest.approx(learned)
+    assert mrboost.load(boosted, "last").weights.tolist() == [0.5, 0.5]
+    assert not SideBySide.of([Run.open(boosted)]).rows, "figures of equal weights are of another"
+    how = {"model": "cnn-digits", "rounds": 2, "epochs": 1, "device": "cpu"}
+    resumed = mrboost.boost("mrboost", pictures[1], out=boosted, resume=True, **how)
     assert resumed.weights.tolist() == pytest.approx(learned)
-    json_of(capsys, "evaluate", folder, "--attack", "cw", "--quiet")
-    kept = json.loads((folder / "results.json").read_text())["evaluations"]
-    of_both = [[o["attack"] for o in e["outcomes"]] for e in kept if e["members"] == 2]
-    assert of_both == [["clean", "cw"]], (
-        "the figures of the equal weights must not stand beside those of the learned"
-    )
-    assert "unknown objective 'mean'" in error_of(capsys, "reweight", folder, "--objective", "mean")
-    assert main(["report", str(folder), "--quiet"]) == 0
-    curve = json.loads((folder / "results.json").read_text())["curve"]["of"]
-    (folder / "members" / "weights.json").unlink()
-    assert main(["report", str(folder), "--quiet"]) == 0
-    assert json.loads((folder / "results.json").read_text())["curve"]["of"] != curve, (
-        "the curve is of other weights"
-    )
-    (folder / "members" / "weights.json").write_text('{"of": "best", "weights": ["a", "b"]}')
-    assert "does not hold numbers" in error_of(capsys, "evaluate", folder)
-    assert "Round by round" in (folder / "report.html").read_text()
+    json_of(capsys, "evaluate", boosted, "--attack", "cw", "--quiet")
+    of_both = [e for e in results_of(boosted)["evaluations"] if e["members"] == 2]
+    assert [[o["attack"] for o in e["outcomes"]] for e in of_both] == [["clean", "cw"]]
+    unknown = error_of(capsys, "reweight", boosted, "--objective", "mean")
+    assert "unknown objective 'mean'" in unknown
+    done("report", boosted, "--quiet")
+    assert "Round by round" in (boosted / "report.html").read_text()
+    curve = results_of(boosted)["curve"]["of"]
+    (boosted / "members" / "weights.json").unlink()
+    done("report", boosted, "--quiet")
+    assert results_of(boosted)["curve"]["of"] != curve, "the curve is of other weights"
+    (boosted / "members" / "weights.json").write_text('{"of": "best", "weights": ["a", "b"]}')
+    assert "does not hold numbers" in error_of(capsys, "evaluate", boosted)
 
 
-def test_a_single_model_has_nothing_to_weigh(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is nothing to weigh" in error_of(capsys, "reweight", run)
-
-
-def test_mistakes_in_evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--attack pdg-20", "unknown attack 'pdg-20': did you mean pgd-20"),
+        ("--eps 2", "eps must be in (0, 1]"),
+        ("--n 0", "n must be 1 to 355"),
+        ("--n 1000", "n must be 1 to 355"),
+        ("--rounds 2", "rounds must be 1 to 1"),
+        ("--rounds 0", "rounds must be 1 to 1"),
+        ("--eps -1", "eps must be positive and finite, got -1.0"),
+        ("--batch-size -1", "batch_size must be at least 1, and whole, got -1"),
+        ("--norm L2", "give --eps for norm 'L2'"),
+        ("--norm L1", "unknown norm 'L1'"),
+        ("--weights best,worst --attack fgsm", "'best' or 'last', got 'worst'"),
+        ("--device cuda:7", "device 'cuda:7'"),
+        ("--staged --rounds 1", "give one of them"),
+    ],
+)
+def test_mistakes_in_evaluate(arguments: str, message: str, run: Path, capsys) -> None:
     before = snapshot(run)
-    for arguments, message in (
-        (["--attack", "pdg-20"], "unknown attack 'pdg-20': did you mean pgd-20"),
-        (["--eps", "2"], "eps must be in (0, 1]"),
-        (["--n", "0"], "n must be 1 to 355"),
-        (["--rounds", "2"], "rounds must be 1 to 1"),
-        (["--n", "1000"], "n must be 1 to 355"),
-        (["--eps", "-1"], "eps must be positive and finite, got -1.0"),
-        (["--batch-size", "-1"], "batch_size must be at least 1, and whole, got -1"),
-        (["--norm", "L2"], "give --eps for norm 'L2'"),
-        (["--norm", "L1"], "unknown norm 'L1'"),
-        (["--weights", "best,worst", "--attack", "fgsm"], "'best' or 'last', got 'worst'"),
-        (["--weights", "worst"], "'best' or 'last', got 'worst'"),
-        (["--device", "cuda:7"], "device 'cuda:7'"),
-        (["--staged", "--rounds", "1"], "give one of them"),
-    ):
-        assert message in error_of(capsys, "evaluate", run, *arguments)
+    assert message in error_of(capsys, "evaluate", run, *arguments.split())
     assert snapshot(run) == before
-    found = json_of(
-        capsys, "evaluate", run, "--attack", "fgsm, pgd-2", "--weights", "best,best", "--n", "10"
-    )
-    assert [[o["attack"] for o in e["outcomes"]] for e in found["evaluations"]] == [
-        ["clean", "fgsm", "pgd-2"]
-    ]
+
+
+def test_what_is_said_twice_is_measured_once(run: Path, capsys) -> None:
+    asked = ["--attack", "fgsm, pgd-2", "--weights", "best,best", "--n", "10"]
+    (found,) = json_of(capsys, "evaluate", run, *asked)["evaluations"]
+    assert [outcome["attack"] for outcome in found["outcomes"]] == ["clean", "fgsm", "pgd-2"]
+    assert "there is nothing to weigh" in error_of(capsys, "reweight", run)
     (run / "members" / "01.safetensors").unlink()
     assert "no finished round 1" in error_of(capsys, "evaluate", run, "--staged")
 
@@ -303,11 +230,11 @@ def test_an_interrupted_evaluation_outlives_others(
 ) -> None:
     """Stopped in its second attack, then another evaluation, then on: nothing that was
     finished is done again."""
-    attack, done = PGD.__call__, []
+    attack, done_by_now = PGD.__call__, []
 
     def counted(self, *images: object, **more: object) -> torch.Tensor:
-        done.append(self)
-        if len(done) == 2:
+        done_by_now.append(self)
+        if len(done_by_now) == 2:
             raise KeyboardInterrupt
         return attack(self, *images, **more)
 
@@ -317,19 +244,17 @@ def test_an_interrupted_evaluation_outlives_others(
     error = capsys.readouterr().err
     assert "--resume goes on where it was saved last" in error
     assert "epoch" not in error
-    assert (
-        main(["evaluate", str(run), "--attack", "fgsm", "--n", "10", "--no-check", "--quiet"]) == 0
-    )
+    done("evaluate", run, "--attack", "fgsm", "--n", "10", "--no-check", "--quiet")
     (place,) = (run / "checkpoint" / "evaluation").iterdir()
-    assert len(done) == 3
+    assert len(done_by_now) == 3
     # The same
-    assert main([*long, "--resume", "--eps", "0.1", "--norm", "Linf", "--attack", "pgd-3, cw"]) == 0
-    assert len(done) == 4
+    done(*long, "--resume", "--eps", "0.1", "--norm", "Linf", "--attack", "pgd-3, cw")
+    assert len(done_by_now) == 4
     assert f"goes on with what is saved in {place}\n" in capsys.readouterr().err
     assert not place.parent.exists()
-    assert main([*long, "--resume"]) == 0
+    done(*long, "--resume")
     assert "nothing is saved of this evaluation" in capsys.readouterr().err
-    assert main([*long, "--resume", "--quiet"]) == 0
+    done(*long, "--resume", "--quiet")
     assert capsys.readouterr().err == ""
 
 
@@ -345,21 +270,15 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
     command = ["evaluate", str(run), "--n", "20", "--quiet", "--no-check"]
     assert main(command) == 2
     out, error = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()[2:]] == [
-        "clean",
-        "pgd-3",
-        "fgsm",
-        "failed:",
-    ]
+    shown = [line.split()[0] for line in out.splitlines()[2:]]
+    assert shown == ["clean", "pgd-3", "fgsm", "failed:"]
     problem = "mine: function made NaN of image 0: the attack is at fault; all else was measured"
     assert error == f"mrboost: error: {problem}\n"
-    kept = json.loads((run / "results.json").read_text())["evaluations"][-1]["outcomes"]
+    kept = results_of(run)["evaluations"][-1]["outcomes"]
     assert [outcome["attack"] for outcome in kept] == ["clean", "pgd-3", "fgsm"]
     assert main([*command, "--json"]) == 2
-    assert (
-        json.loads(capsys.readouterr().out)["evaluations"][0]["outcomes"][1]["correct"]
-        == kept[1]["correct"]
-    )
+    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert found["outcomes"][1]["correct"] == kept[1]["correct"]
 
 
 @pytest.mark.usefixtures("quick_autoattack")
@@ -374,20 +293,12 @@ def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
             if fails:
                 patch.setattr(Square, "begin", fail)
             assert main(command) == (2 if fails else 0)
-        found = json.loads((run / "results.json").read_text())["evaluations"][-1]
+        found = results_of(run)["evaluations"][-1]
         names = sorted(outcome["attack"] for outcome in found["outcomes"])
         return names, found["failed"], found["worst"] is not None
 
-    command = [
-        "evaluate",
-        str(run),
-        "--attack",
-        "fgsm,autoattack",
-        "--n",
-        "7",
-        "--quiet",
-        "--no-check",
-    ]
+    command = ["evaluate", str(run), "--attack", "fgsm,autoattack", "--n", "7", "--quiet"]
+    command.append("--no-check")
     whole = ["autoattack", "clean", "fgsm"]
     assert kept(fails=True) == (["clean", "fgsm"], ["autoattack"], False)
     assert "7 images: autoattack failed, so there is no worst case" in text_table([run])
@@ -398,34 +309,17 @@ def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
 
 def test_a_classifier_that_gives_no_numbers_costs_the_others_nothing(run: Path, capsys) -> None:
     path = run / "members" / "01.last.safetensors"
-    write_tensors(
-        path,
-        {k: v * torch.nan for k, v in read_tensors(path)[0].items() if v.is_floating_point()},
-        {},
-    )
-    capsys.readouterr()
-    command = [
-        "evaluate",
-        str(run),
-        "--attack",
-        "fgsm",
-        "--n",
-        "12",
-        "--weights",
-        "last,best",
-        "--no-check",
-        "--quiet",
-    ]
-    assert main([*command, "--json"]) == 2
+    tensors, _ = read_tensors(path)
+    write_tensors(path, {k: v * torch.nan for k, v in tensors.items() if v.is_floating_point()}, {})
+    asked = ["--attack", "fgsm", "--n", "12", "--weights", "last,best", "--no-check", "--quiet"]
+    assert main(["evaluate", str(run), *asked, "--json"]) == 2
     out, error = capsys.readouterr()
     last, best = json.loads(out)["evaluations"]
     assert (last["outcomes"], last["failed"]) == ([], ["clean"])
     assert [outcome["attack"] for outcome in best["outcomes"]] == ["clean", "fgsm"]
-    assert error.splitlines()[-1].startswith(
-        "mrboost: error: last weights, members: 1, eps = 0.1: the model's logits for image 0 "
-        "are NaN"
-    )
-    kept = json.loads((run / "results.json").read_text())["evaluations"]
+    said = "last weights, members: 1, eps = 0.1: the model's logits for image 0 are NaN"
+    assert error.splitlines()[-1].startswith(f"mrboost: error: {said}")
+    kept = results_of(run)["evaluations"]
     assert not any(evaluation["weights"] == "last" and evaluation["n"] == 12 for evaluation in kept)
 
 
@@ -435,7 +329,7 @@ def test_figures_of_other_images_are_kept_apart(run: Path, digits) -> None:
     mended = Dataset("digits", digits.train, others, digits.classes, digits.defaults)
     for attack, dataset in (("fgsm", digits), ("pgd-3", mended), ("pgd-2", digits)):
         evaluate_run(run, [attack], Request(n=40), EvaluationOptions(check=False), dataset=dataset)
-    kept = json.loads((run / "results.json").read_text())["evaluations"][-2:]
+    kept = results_of(run)["evaluations"][-2:]
     assert sorted([o["attack"] for o in e["outcomes"]] for e in kept) == [
         ["clean", "pgd-3"],
         ["fgsm", "clean", "pgd-2"],
@@ -453,41 +347,26 @@ class Rounded(torch.nn.Module):
 def test_doubts_survive_later_commands(
     run: Path, undefended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model without gradients: one command sees that, a second one that square
-    contradicts the first's attack."""
-    masked = torch.nn.Sequential(Rounded(), undefended)
-    monkeypatch.setattr(
-        mrboost.runs.evaluate_run, "load_model", lambda *_: mrboost.Ensemble([masked])
-    )
+    """A model without gradients: one command sees that, a second one that square contradicts the
+    first's attack."""
+    masked = mrboost.Ensemble([torch.nn.Sequential(Rounded(), undefended)])
+    monkeypatch.setattr(mrboost.runs.evaluate_run, "load_model", lambda *_: masked)
 
-    def evaluate(check: bool, attack: object) -> list[set[str]]:
+    def evaluate(check: bool, attack: object) -> tuple[set[str], set[str]]:
         """The checks that the result doubts, and those of the file."""
-        found = evaluate_run(
-            run,
-            lambda _: {attack.name: attack},
-            Request(n=40, eps=0.2),
-            EvaluationOptions(check=check),
-            device="cpu",
-        )
+        request, how = Request(n=40, eps=0.2), EvaluationOptions(check=check)
+        found = evaluate_run(run, lambda _: {attack.name: attack}, request, how, device="cpu")
         (kept,) = Run.open(run).results["evaluations"]
-        return [
-            {doubt.check for doubt in found.doubts},
-            {doubt["check"] for doubt in kept["doubts"]},
-        ]
+        return {doubt.check for doubt in found.doubts}, {doubt["check"] for doubt in kept["doubts"]}
 
-    assert evaluate(False, PGD(0.2, steps=4)) == [set(), set()]
+    assert evaluate(False, PGD(0.2, steps=4)) == (set(), set())
     seen, kept = evaluate(True, PGD(0.2, steps=5))
     assert seen == kept >= {"zero-gradient"}
     assert "black-box" not in kept
-    assert evaluate(False, Square(0.2, steps=200)) == [set(), kept | {"black-box"}]
-    assert evaluate(True, FGSM(0.2)) == [kept | {"black-box"}] * 2
-    assert [o["attack"] for o in Run.open(run).results["evaluations"][0]["outcomes"]] == [
-        "pgd-4",
-        "pgd-5",
-        "square",
-        "clean",
-        "fgsm",
-    ]
+    assert evaluate(False, Square(0.2, steps=200)) == (set(), kept | {"black-box"})
+    assert evaluate(True, FGSM(0.2)) == (kept | {"black-box"}, kept | {"black-box"})
+    attacks = [o["attack"] for o in Run.open(run).results["evaluations"][0]["outcomes"]]
+    assert attacks == ["pgd-4", "pgd-5", "square", "clean", "fgsm"]
 
 
 def test_an_evaluation_that_cannot_be_kept_is_still_shown(
@@ -504,33 +383,22 @@ def test_an_evaluation_that_cannot_be_kept_is_still_shown(
     assert "No space left" in err
 
 
-def test_runs_on_tensors_say_how_to_evaluate_them(
-    tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_on_tensors_say_how_to_evaluate_them(tiny, tmp_path: Path, capsys) -> None:
     mrboost.boost("at", tiny, epochs=1, out=tmp_path / "run", device="cpu")
-    assert "mrboost.evaluate(mrboost.load(run), x, y)" in error_of(
-        capsys, "evaluate", tmp_path / "run"
-    )
+    message = error_of(capsys, "evaluate", tmp_path / "run")
+    assert "mrboost.evaluate(mrboost.load(run), x, y)" in message
 
 
 def test_a_report_of_a_run_that_one_may_only_read(
     run: Path, capsys, monkeypatch, tmp_path: Path
 ) -> None:
     """The curve by any attack; it is kept where that can be done."""
-    command = [
-        "report",
-        str(run),
-        "--n",
-        "20",
-        "--quiet",
-        "--out",
-        str(tmp_path / "page.html"),
-        "--attack",
-    ]
+    page = tmp_path / "page.html"
+    command = ["report", run, "--n", "20", "--quiet", "--out", page, "--attack"]
     assert "unknown attack 'adgp-ce': did you mean apgd-ce" in error_of(capsys, *command, "adgp-ce")
-    assert main([*command, "apgd-ce"]) == 0
-    assert "best weights, apgd-ce." in (tmp_path / "page.html").read_text()
-    curve = json.loads((run / "results.json").read_text())["curve"]
+    done(*command, "apgd-ce")
+    assert "best weights, apgd-ce." in page.read_text()
+    curve = results_of(run)["curve"]
     split = mrboost.runs.evaluate_run.draw(mrboost.data.load("digits").test, 20)
     radii = [scale * 0.1 for scale in mrboost.report.report.CURVE_RADII]
     wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="apgd-ce")
@@ -541,5 +409,5 @@ def test_a_report_of_a_run_that_one_may_only_read(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(mrboost.runs.Run, "save_results", read_only)
-    assert main([*command, "fgsm"]) == 0
-    assert "best weights, fgsm." in (tmp_path / "page.html").read_text()
+    done(*command, "fgsm")
+    assert "best weights, fgsm." in page.read_text()

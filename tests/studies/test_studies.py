@@ -1,5 +1,5 @@
-"""The pages of studies, through the command line at scale smoke: what stands there
-is what the runs hold."""
+"""The pages of studies, through the command line at scale smoke: what stands there is what the runs
+hold."""
 
 from __future__ import annotations
 
@@ -14,82 +14,71 @@ import torch
 from scipy.stats import binomtest
 
 import mrboost
-from commands import SMOKE, cells, outcome
+from commands import SMOKE, cells, error_of, outcome, results_of, study
 from mrboost import studies
-from mrboost.cli.main import main
 from mrboost.files import read_tensors
 from mrboost.studies.run import find_first_round
+
+AT = "runs/digits-cnn-digits-at-1x1-seed0"
+AT_MCE = "runs/digits-cnn-digits-at-mce-1x1-seed0"
+
+
+@pytest.fixture
+def copy(smoke: Path, tmp_path: Path) -> Path:
+    """The runs of all studies, to be changed."""
+    shutil.copytree(smoke / "runs", tmp_path / "runs")
+    return tmp_path
 
 
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_every_study_writes_its_pages(name: str, smoke: Path) -> None:
     markdown, html = ((smoke / f"{name}.{kind}").read_text() for kind in ("md", "html"))
-    assert f"`mrboost study {name} --scale smoke --device cpu --quiet --out {smoke}`" in markdown
-    assert f"torch {torch.__version__}" in markdown
-    assert "Hardware: " in markdown
+    asked, rows = studies.get(name), len(studies.get(name).rows)
+    for words in (
+        f"`mrboost study {name} --scale smoke --device cpu --quiet --out {smoke}`",
+        f"torch {torch.__version__}",
+        "Hardware: ",
+        f"{rows} of {rows} trainings are finished",
+        "> **Its numbers mean nothing**",
+        "> Trained on `digits` in the place of cifar10.",
+        *asked.notes,
+    ):
+        assert words in markdown
     assert "http" not in html.replace("http://www.w3.org", ""), "the page must load nothing"
-    for note in studies.paper_results(name).notes:
-        assert note in markdown
+    assert "<b><b>Its numbers mean nothing</b>" in html
+    assert f"<li><code>mrboost study {name} " in html
     for picture in re.findall(r"!\[\w+\]\((.*?)\)", markdown):
         assert (smoke / picture).read_text().startswith("<?xml")
-    assert html.count("data:image/svg+xml;base64") == markdown.count("![")
-    study = studies.get(name)
-    assert ("![" in markdown) == bool(study.plot)
-    assert list(cells(smoke / f"{name}.md")) == [row.label for row in study.rows]
-    done = re.search(r"(\d+) of (\d+) trainings are finished", markdown)
-    assert done is not None
-    assert int(done[1]) == int(done[2]) == len(study.rows)
-    assert re.search(r"Cost: \d+ s of training", markdown)
-    assert "> **Its numbers mean nothing**" in markdown
-    assert "> Trained on `digits` in the place of cifar10." in markdown
+    assert html.count("data:image/svg+xml;base64") == markdown.count("![") == bool(asked.plot)
+    assert list(cells(smoke / f"{name}.md")) == [row.label for row in asked.rows]
 
 
 def test_cells_are_what_the_runs_hold(smoke: Path) -> None:
     table = cells(smoke / "mce-resnet18.md")
     assert table["AT + MCE"]["paper"] == ["81.13", "51.86", "84.37", "48.47"]
-    for label, recipe in (("AT", "at"), ("AT + MCE", "at-mce")):
-        run = smoke / "runs" / f"digits-cnn-digits-{recipe}-1x1-seed0"
-        ours = [
-            outcome(run, attack, weights)
-            for weights in ("best", "last")
-            for attack in ("clean", "pgd-20")
-        ]
-        assert table[label]["ours"] == [f"{value:.2f}" for value in ours]
+    for label, run in (("AT", smoke / AT), ("AT + MCE", smoke / AT_MCE)):
+        ours = [outcome(run, a, w) for w in ("best", "last") for a in ("clean", "pgd-20")]
         theirs = [float(value) for value in table[label]["paper"]]
+        assert table[label]["ours"] == [f"{value:.2f}" for value in ours]
         assert table[label]["difference"] == [
             f"{a - b:+.2f}" for a, b in zip(ours, theirs, strict=True)
         ]
 
 
-def test_rows_are_compared_point_by_point(smoke: Path) -> None:
-    page = (smoke / "mce-resnet18.md").read_text()
+def test_rows_are_compared_point_by_point_and_once(smoke: Path) -> None:
     points = []
-    for recipe in ("at-mce", "at"):
-        results = json.loads(
-            (smoke / f"runs/digits-cnn-digits-{recipe}-1x1-seed0/results.json").read_text()
-        )
-        last = next(e for e in results["evaluations"] if e["weights"] == "last")
+    for run in (AT_MCE, AT):
+        last = next(e for e in results_of(smoke / run)["evaluations"] if e["weights"] == "last")
         points.append(next(o["correct"] for o in last["outcomes"] if o["attack"] == "pgd-20"))
-    ours, theirs = points
-    split = (
-        sum(a > b for a, b in zip(ours, theirs, strict=True)),
-        sum(a < b for a, b in zip(ours, theirs, strict=True)),
-    )
-    chance = binomtest(split[0], sum(split)).pvalue if sum(split) else 1.0
+    better = sum(a > b for a, b in zip(*points, strict=True))
+    worse = sum(a < b for a, b in zip(*points, strict=True))
+    chance = binomtest(better, better + worse).pvalue if better + worse else 1.0
+    page = (smoke / "mce-resnet18.md").read_text()
     line = next(line for line in page.splitlines() if line.startswith("| AT + MCE − AT |"))
-    assert line.endswith(f"| {100 * (split[0] - split[1]) / 40:+.2f} ({chance:.2g}) |")
-
-
-def test_two_rows_are_compared_once(smoke: Path) -> None:
+    assert line.endswith(f"| {100 * (better - worse) / 40:+.2f} ({chance:.2g}) |")
     page = (smoke / "samplers.md").read_text()
     assert "| Sampler.All − Sampler.Rnd |" in page
     assert "| Sampler.Rnd − Sampler.All |" not in page
-
-
-def test_first_rounds_that_rows_share_are_named_in_the_cost(smoke: Path) -> None:
-    words = "with its validation, a first round that rows share in each of them"
-    assert words in (smoke / "boosting.md").read_text()
-    assert words not in (smoke / "mce-wrn.md").read_text()
 
 
 def test_a_staged_study_has_every_round(smoke: Path) -> None:
@@ -98,9 +87,8 @@ def test_a_staged_study_has_every_round(smoke: Path) -> None:
     expected = [outcome(run, attack, members=m) for m in (1, 2) for attack in ("clean", "pgd-20")]
     assert table["MRBoost.NN + Ind + PerInit"]["ours"] == [f"{value:.2f}" for value in expected]
     assert table["Wider model"]["ours"][2:] == ["–", "–"]
-    assert json.loads((smoke / "runs/digits-cnn-digits-wider-1x1-seed0/config.json").read_text())[
-        "model"
-    ] == ("5xcnn-digits")
+    wider = json.loads((smoke / "runs/digits-cnn-digits-wider-1x1-seed0/config.json").read_text())
+    assert wider["model"] == "5xcnn-digits"
 
 
 def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
@@ -111,105 +99,71 @@ def test_seconds_are_the_median_after_the_first_epoch(smoke: Path) -> None:
 
 def test_pinot_is_attacked_in_three_ways(smoke: Path) -> None:
     run = smoke / "runs/digits-cnn-digits-pinot-2x1-seed0"
-    names = ("clean", "first member", "mean logits", "mean probabilities")
-    kept = ("clean", *(f"{name}, pgd-20" for name in names[1:]))
+    kept = ["clean"] + [f"{way}, pgd-20" for way in ("first member", "mean logits")]
+    kept.append("mean probabilities, pgd-20")
     expected = [f"{outcome(run, name, 'last', members=2):.2f}" for name in kept]
     assert cells(smoke / "pinot.md")["Pinot"]["ours"][:4] == expected
     assert "| AT − Pinot (mean probabilities) |" in (smoke / "pinot.md").read_text()
 
 
-def test_the_cost_is_that_of_the_studys_own_evaluations(smoke: Path, tmp_path: Path) -> None:
+def test_the_cost_is_that_of_the_studys_own_evaluations(copy: Path, smoke: Path) -> None:
     """Other studies, and ``evaluate``, add theirs to the same results."""
-    shutil.copytree(smoke, tmp_path / "out")
-    results = tmp_path / "out/runs/digits-cnn-digits-at-1x1-seed0/results.json"
-    found = json.loads(results.read_text())
+    words = "with its validation, a first round that rows share in each of them"
+    assert words in (smoke / "boosting.md").read_text()
+    assert words not in (smoke / "mce-wrn.md").read_text()
+    found = results_of(copy / AT)
+    seconds = {"pgd-20": 1000, "cw": 10**6}
     for evaluation in found["evaluations"]:
         for known in evaluation["outcomes"]:
-            known["seconds"] = (
-                1000 if known["attack"] == "pgd-20" else 10**6 if known["attack"] == "cw" else 0
-            )
-    results.write_text(json.dumps(found))
-    assert main(["study", "samplers", *SMOKE, "--out", str(tmp_path / "out")]) == 0
-    cost = re.search(r"and (\d+) s of evaluation", (tmp_path / "out/samplers.md").read_text())
+            known["seconds"] = seconds.get(known["attack"], 0)
+    (copy / AT / "results.json").write_text(json.dumps(found))
+    cost = re.search(r"and (\d+) s of evaluation", study("samplers", copy))
     assert cost is not None
     assert 1000 <= int(cost[1]) < 2000
 
 
-def test_results_of_a_stranger(smoke: Path, tmp_path: Path, capsys) -> None:
+def test_results_of_a_stranger(copy: Path, smoke: Path, capsys) -> None:
     """Without points and seconds there is a page without comparisons; other things are one line."""
-    shutil.copytree(smoke / "runs", tmp_path / "runs")
-    results = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0/results.json"
-    found = json.loads(results.read_text())
+    found = results_of(copy / AT)
     for evaluation in found["evaluations"]:
         for known in evaluation["outcomes"]:
             del known["correct"], known["seconds"]
-    results.write_text(json.dumps(found))
-    command = ["study", "curves", *SMOKE, "--out", str(tmp_path)]
-    assert main(command) == 0
-    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md")
-    results.write_text(json.dumps(found | {"hardware": 3}))
-    capsys.readouterr()
-    assert main(command) == 2
-    assert "hardware is '3'" in capsys.readouterr().err
+    (copy / AT / "results.json").write_text(json.dumps(found))
+    study("curves", copy)
+    assert cells(copy / "curves.md") == cells(smoke / "curves.md")
+    (copy / AT / "results.json").write_text(json.dumps(found | {"hardware": 3}))
+    assert "hardware is '3'" in error_of(capsys, "study", "curves", *SMOKE, "--out", copy)
 
 
-def test_weights_that_are_gone(smoke: Path, tmp_path: Path) -> None:
-    shutil.copytree(smoke / "runs", tmp_path / "runs")
-    run = tmp_path / "runs/digits-cnn-digits-at-1x1-seed0"
-    (run / "members/01.last.safetensors").unlink()  # of an ensemble's last epochs nobody has use
-    command = ["study", "curves", *SMOKE, "--out", str(tmp_path)]
-    assert main(command) == 0
-    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md"), "what is known stands"
+def test_weights_that_are_gone(copy: Path, smoke: Path) -> None:
+    (copy / AT / "members/01.last.safetensors").unlink()
+    study("curves", copy)
+    assert cells(copy / "curves.md") == cells(smoke / "curves.md"), "what is known stands"
     for name in ("members", "checkpoint"):
-        shutil.rmtree(run / name)
-    (run / "results.json").unlink()
-    assert main(command) == 0, "trained again"
-    assert cells(tmp_path / "curves.md") == cells(smoke / "curves.md")
+        shutil.rmtree(copy / AT / name)
+    (copy / AT / "results.json").unlink()
+    study("curves", copy)
+    assert cells(copy / "curves.md") == cells(smoke / "curves.md"), "trained again"
 
 
-def test_accuracy_beside_seconds_is_named(smoke: Path, tmp_path: Path) -> None:
-    shutil.copytree(smoke / "runs", tmp_path / "runs")
-    assert main(["study", "overhead", *SMOKE, "--also", "pgd-3", "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "overhead.md").read_text()
-    assert (
-        "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± "
-        "15.5 at 50 %." in page
-    )
+def test_accuracy_beside_seconds_is_named(copy: Path) -> None:
+    said = "Seconds of an epoch, the median after the first. Accuracy, %, on 40 test images: ± 15.5"
+    assert said in study("overhead", copy, "--also", "pgd-3")
 
 
 def test_more_rounds_than_the_papers_stand_in_order(pictures: list[str], tmp_path: Path) -> None:
-    command = [
-        "study",
-        "boosting",
-        *SMOKE,
-        *pictures,
-        "--rounds",
-        "10",
-        "--only",
-        "mrboost",
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(command) == 0
-    head = next(
-        line
-        for line in (tmp_path / "boosting.md").read_text().splitlines()
-        if line.startswith("| method |")
-    )
+    quick = [*pictures, "--steps", "1", "--n", "4"]
+    page = study("boosting", tmp_path, *quick, "--rounds", "10", "--only", "mrboost")
+    head = next(line for line in page.splitlines() if line.startswith("| method |"))
     assert re.findall(r"members (\d+), clean", head) == [str(count) for count in range(1, 11)]
 
 
-def test_studies_share_their_trainings(smoke: Path) -> None:
-    names = {path.name for path in (smoke / "runs").iterdir()}
+def test_trainings_and_first_rounds_are_shared(smoke: Path) -> None:
+    """Eight boosted rows and two losses: six first rounds, and those of at and at-mce, are not
+    trained again."""
+    names = [path.name for path in (smoke / "runs").iterdir()]
     assert len(names) == 26
-    assert sum("-at-mce-1x1-" in name for name in names) == 1, (
-        "for mce-resnet18, mce-wrn, samplers, curves, adaptive"
-    )
-
-
-def test_first_rounds_are_trained_once(smoke: Path) -> None:
-    """Eight boosted rows and two losses: six first rounds, and those of at and at-mce,
-    are not trained again."""
+    assert sum("-at-mce-1x1-" in name for name in names) == 1, "of five studies"
     firsts: dict[bytes, set[str]] = {}
     for folder in (smoke / "runs").glob("*-2x1-*"):
         config = json.loads((folder / "config.json").read_text())
@@ -221,46 +175,40 @@ def test_first_rounds_are_trained_once(smoke: Path) -> None:
     assert sorted(firsts.values(), key=str) == [{"cross_entropy"}, {"margin_cross_entropy"}]
 
 
-def test_a_first_round_of_other_options_is_not_taken(smoke: Path, tmp_path: Path) -> None:
-    shutil.copytree(smoke / "runs", tmp_path / "runs")
-    shutil.rmtree(tmp_path / "runs" / "digits-cnn-digits-mrboost-2x1-seed0")
-    digits = mrboost.data.load("digits")
-    for options, twin in (
-        ({}, "at-mce"),
-        ({"awp": 0.01}, "awp-mce"),
-        ({"lr": 0.05}, None),
-        ({"epochs": 2}, None),
-    ):
-        request = studies.Request(
-            studies.get("boosting"), studies.get_scale("smoke"), tmp_path, options=options
-        )
-        (training,) = studies.choose(request.trainings(), ["mrboost"])
-        found = find_first_round(training, digits)
-        assert (found and found.name) == (twin and f"digits-cnn-digits-{twin}-1x1-seed0")
-    assert find_first_round(studies.choose(request.trainings(), ["wider"])[0], digits) is None
+@pytest.mark.parametrize(
+    ("options", "row", "twin"),
+    [
+        ({}, "mrboost", "at-mce"),
+        ({"awp": 0.01}, "mrboost", "awp-mce"),
+        ({"lr": 0.05}, "mrboost", None),
+        ({"epochs": 2}, "mrboost", None),
+        ({"epochs": 2}, "wider", None),
+    ],
+)
+def test_a_first_round_of_other_options_is_not_taken(
+    options: dict, row: str, twin: str | None, copy: Path
+) -> None:
+    shutil.rmtree(copy / "runs" / "digits-cnn-digits-mrboost-2x1-seed0")
+    boosting, smoke_scale = studies.get("boosting"), studies.get_scale("smoke")
+    request = studies.Request(boosting, smoke_scale, copy, options=options)
+    (training,) = studies.choose(request.trainings(), [row])
+    found = find_first_round(training, mrboost.data.load("digits"))
+    assert (found and found.name) == (twin and f"digits-cnn-digits-{twin}-1x1-seed0")
 
 
-def test_a_plot_without_lines_is_left_out(tmp_path: Path) -> None:
-    assert (
-        main(["study", "boosting", *SMOKE, "--n", "10", "--out", str(tmp_path), "--only", "deeper"])
-        == 0
-    )
-    assert "![" not in (tmp_path / "boosting.md").read_text(), "no row has a second round"
-
-
-def test_the_page_shows_what_is_there(tmp_path) -> None:
-    """Rows that have not met a new attack keep their other numbers; seconds are those of the
-    seeds that are there."""
-    command = ["study", "curves", *SMOKE, "--n", "10", "--out", str(tmp_path)]
-    assert main(command) == 0
-    before = cells(tmp_path / "curves.md")["AT + MCE"]["ours"]
-    metrics = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0/metrics.jsonl"
+def test_the_page_shows_what_is_there(copy: Path, smoke: Path) -> None:
+    """Rows that have not met a new attack keep their other numbers; seconds are those of the seeds
+    that are there; a plot without lines is left out."""
+    before = cells(smoke / "curves.md")["AT + MCE"]["ours"]
+    metrics = copy / AT_MCE / "metrics.jsonl"
     metrics.write_text(json.dumps(json.loads(metrics.read_text()) | {"seconds": 1000}))
-    assert main([*command, "--seeds", "0", "1", "--only", "AT", "--also", "pgd-3"]) == 0
-    page = (tmp_path / "curves.md").read_text()
+    page = study("curves", copy, "--seeds", "0", "1", "--only", "AT", "--also", "pgd-3")
     assert "best, pgd-3" in page
-    ours = cells(tmp_path / "curves.md")
+    ours = cells(copy / "curves.md")
     assert ours["AT + MCE"]["ours"] == [*before, "–", "–"]
     assert all("±" in cell for cell in ours["AT"]["ours"])
     assert "2 of 4 trainings are finished" in page
     assert "AT + MCE 1000 s." in page
+    for run in (copy / "runs").glob("*boost*-2x1*"):
+        shutil.rmtree(run)
+    assert "![" not in study("boosting", copy, "--only", "deeper"), "no row has a second round"

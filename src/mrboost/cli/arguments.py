@@ -71,16 +71,14 @@ def _unknown_argument(argument: str, command: str, commands: Mapping[str, _Parse
     close = difflib.get_close_matches(name, own, n=1, cutoff=0.7)
     if len(name) > 2:
         close += [option for option in own if option.startswith(name[:3])]
-    if not argument.startswith("-"):
-        remedy = ""
-    elif name in own:
-        remedy = f": give it after {command}"
-    elif close:
-        remedy = f": did you mean --{close[0]}?"
-    elif takers:
-        remedy = f": it is an option of mrboost {', '.join(takers)}, not of {command}"
-    else:
-        remedy = ""
+    remedy = ""
+    if argument.startswith("-"):
+        if name in own:
+            remedy = f": give it after {command}"
+        elif close:
+            remedy = f": did you mean --{close[0]}?"
+        elif takers:
+            remedy = f": it is an option of mrboost {', '.join(takers)}, not of {command}"
     return InputError(
         f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)"
     )

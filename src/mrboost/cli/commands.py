@@ -19,7 +19,7 @@ import torch
 from mrboost import recipes
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
-from mrboost.evaluation import Evaluation, EvaluationOptions, UnfinishedError
+from mrboost.evaluation import EvaluationOptions, UnfinishedError
 from mrboost.evaluation.result import format_eps
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
@@ -62,7 +62,9 @@ def _training_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-# train
+def _show(options: argparse.Namespace, document: object, text: str) -> None:
+    """Print what a command found: with ``--json`` as one document."""
+    print(json.dumps(document, indent=2) if options.json else text)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -84,21 +86,20 @@ def _train(options: argparse.Namespace) -> None:
     if not is_first_process():
         return
     run = Run.open(out)
-    summary = _summary(run)
-    if options.json:
-        print(json.dumps(summary, indent=2))
-        return
-    part = run.config["select_on"]
-    print(f"trained {recipe.name} on {source}: {out}")
-    for row in summary["rounds"]:
+    rounds = _rounds(run)
+    lines = [f"trained {recipe.name} on {source}: {out}"]
+    for row in rounds:
         for which in ("best", "last"):
             epoch = row[which]
-            print(
-                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  {part} clean "
-                f"{epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
+            lines.append(
+                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  "
+                f"{run.config['select_on']} clean {epoch['clean']:.2%}  "
+                f"pgd-20 {epoch['robust']:.2%}"
             )
     same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
-    print(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+    lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+    summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
+    _show(options, summary, "\n".join(lines))
 
 
 def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
     return saved_options(config)
 
 
-def _summary(run: Run) -> dict[str, Any]:
+def _rounds(run: Run) -> list[dict[str, Any]]:
     """The best and the last epoch of each round."""
     metrics = run.metrics()
     rounds = []
@@ -134,65 +135,68 @@ def _summary(run: Run) -> dict[str, Any]:
                 "works"
             )
         rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
-    return {"run": str(run.folder), "recipe": run.config["recipe"]["name"], "rounds": rounds}
-
-
-# evaluate
+    return rounds
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     run = Run.open(options.target)
-    kinds, stages = _classifiers(options, run)
+    classifiers = _classifiers(options, run)
     names = [name.strip() for name in options.attack.split(",")]
-    place = _place(options, run, names, kinds, stages)
-    documents: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
+    place = _place(options, run, names, classifiers)
+    where = {"device": options.device, "data_dir": options.data_dir, "verify": options.verify}
+    shown = is_first_process() and not options.json
+    document: dict[str, Any] = {"run": options.target, "evaluations": []}
     problems: list[str] = []
-    several = len(kinds) * len(stages) * len(options.eps) > 1
-    for which, rounds in product(kinds, stages):
+    for which, rounds in classifiers:
         classifier = {"weights": which, "members": rounds}
         found: list[dict[str, Any]] = []
-        for eps in options.eps:
+        for number, eps in enumerate(options.eps):
             request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
-            keep = place / (f"{eps:g}" if len(options.eps) > 1 else "")
-            result, problem = _evaluate_one(options, run, names, request, keep)
+            how = EvaluationOptions(
+                batch_size=options.batch_size,
+                progress=not options.quiet,
+                check=options.check,
+                keep=place / str(number),
+                resume=options.resume,
+                examples=options.examples,
+            )
+            try:
+                result = evaluate_run(run, names, request, how, **where)
+            except UnfinishedError as error:
+                result = error.evaluation
+                problem = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}"
+                several = len(classifiers) * len(options.eps) > 1
+                problems.append(f"{problem}: {error}" if several else str(error))
             found.append(classifier | result.to_dict())
-            if problem and several:
-                of = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}: "
-                problem = of + problem
-            problems += [problem] if problem else []
-            if not options.json and is_first_process():
+            if shown:
                 print(f"{options.target}, {_described(run, which, rounds)}: {result}")
-        documents += found
+        document["evaluations"] += found
         if len(options.eps) > 1:
-            curves.append(classifier | {"points": curve(found)})
-            if not options.json and is_first_process():
-                print("\n" + curve_table(curves[-1]["points"]))
+            points = curve(found)
+            document.setdefault("curves", []).append(classifier | {"points": points})
+            if shown:
+                print("\n" + curve_table(points))
     end_processes()
     if not is_first_process():
         return
     if options.json:
-        document: dict[str, Any] = {"run": options.target, "evaluations": documents}
-        print(json.dumps(document | ({"curves": curves} if curves else {}), indent=2))
+        print(json.dumps(document, indent=2))
     if problems:
-        some = any(document["outcomes"] for document in documents)
-        raise InputError("; ".join([*problems, *(["all else was measured"] if some else [])]))
+        if any(evaluation["outcomes"] for evaluation in document["evaluations"]):
+            problems.append("all else was measured")
+        raise InputError("; ".join(problems))
     clear(place)
 
 
 def _place(
-    options: argparse.Namespace, run: Run, names: list[str], kinds: list[str], stages: list[int]
+    options: argparse.Namespace, run: Run, names: list[str], classifiers: list[tuple[str, int]]
 ) -> Path:
     """Where this evaluation keeps what it has finished; with --resume, it says whether there is
     something."""
-    asked = {
-        "attack": names,
-        "adaptive": options.adaptive,
-        "n": options.n,
-        "eps": [run.config["eps"] if eps is None else eps for eps in options.eps],
-        "norm": options.norm or run.config["norm"],
-    }
-    place = place_of(run, kinds, stages, asked, os.environ.get("WORLD_SIZE"))
+    radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
+    ball = (radii, options.norm or run.config["norm"])
+    processes = os.environ.get("WORLD_SIZE")
+    place = place_of(run, classifiers, names, options.adaptive, options.n, ball, processes)
     if options.resume and not options.quiet and is_first_process():
         if any(place.rglob("*.safetensors")):
             note(f"mrboost: goes on with what is saved in {place}")
@@ -210,35 +214,8 @@ def _described(run: Run, which: str, rounds: int) -> str:
     return f"{which} weights of {some}{members} members"
 
 
-def _evaluate_one(
-    options: argparse.Namespace, run: Run, names: list[str], request: Request, keep: Path
-) -> tuple[Evaluation, str]:
-    """What was found of one classifier in one ball, and what failed, if something did."""
-    how = EvaluationOptions(
-        batch_size=options.batch_size,
-        progress=not options.quiet,
-        check=options.check,
-        keep=keep,
-        resume=options.resume,
-        examples=None if options.examples is None else Path(options.examples),
-    )
-    try:
-        found = evaluate_run(
-            run,
-            names,
-            request,
-            how,
-            device=options.device,
-            data_dir=options.data_dir,
-            verify=options.verify,
-        )
-    except UnfinishedError as error:
-        return error.evaluation, str(error)
-    return found, ""
-
-
-def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list[int]]:
-    """Which weights and how many members are asked for."""
+def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]:
+    """Which weights, and how many members, are asked for."""
     kinds = list(dict.fromkeys(options.weights.split(",")))
     for which in kinds:
         check_kind(which)
@@ -256,33 +233,29 @@ def _classifiers(options: argparse.Namespace, run: Run) -> tuple[list[str], list
         )
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
-    return kinds, stages
+    return list(product(kinds, stages))
 
 
 def _join(options: argparse.Namespace) -> None:
     members = len(join(options.targets, options.out))
-    if options.json:
-        print(json.dumps({"run": str(options.out), "members": members}, indent=2))
-    else:
-        print(f"joined {members} networks: {options.out}")
-        print(f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged")
+    _show(
+        options,
+        {"run": str(options.out), "members": members},
+        f"joined {members} networks: {options.out}\n"
+        f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged",
+    )
 
 
 def _reweight(options: argparse.Namespace) -> None:
     weights = reweight_run(
         options.target, objective=options.objective, which=options.weights, **_where(options)
     )
-    if options.json:
-        print(json.dumps({"run": options.target, "weights": weights}, indent=2))
-    else:
-        print(f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}")
-        print(
-            "earlier figures of all members are not of these weights: mrboost evaluate "
-            "measures them"
-        )
-
-
-# report
+    _show(
+        options,
+        {"run": options.target, "weights": weights},
+        f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}\n"
+        "earlier figures of all members are not of these weights: mrboost evaluate measures them",
+    )
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -297,21 +270,14 @@ def _report(options: argparse.Namespace) -> None:
         plots_dir=options.plots,
         **_where(options),
     )
-    print(
-        json.dumps({"report": str(path)})
-        if options.json
-        else f"{text_table(options.targets)}\nreport: {path}"
-    )
-
-
-# study
+    _show(options, {"report": str(path)}, f"{text_table(options.targets)}\nreport: {path}")
 
 
 def _study(options: argparse.Namespace) -> None:
     from mrboost import studies
 
     if options.list:
-        print(json.dumps(list(studies.STUDIES)) if options.json else studies.listing())
+        _show(options, list(studies.STUDIES), studies.listing())
         return
     if options.name is None:
         raise InputError("give the NAME of a study (list: mrboost study --list)")
@@ -336,20 +302,20 @@ def _study(options: argparse.Namespace) -> None:
         "runs": [str(training.folder) for training in chosen],
     }
     if options.plan:
-        text = studies.describe_plan(chosen)
         found["commands"] = [training.command() for training in chosen]
-    else:
-        studies.carry_out(chosen, **_where(options))
-        text = (
-            f"{len(chosen)} trainings done: gather {request.out / 'runs'} of all parts, then the "
-            "command without --part"
-        )
-        if options.part is None:
-            page = studies.compose(request, shlex.join(["mrboost", *options.arguments]))
-            markdown, html = page.write(request.out, request.study.name)
-            found |= {"markdown": str(markdown), "html": str(html)}
-            text = f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}"
-    print(json.dumps(found, indent=2) if options.json else text)
+        _show(options, found, studies.describe_plan(chosen))
+        return
+    studies.carry_out(chosen, **_where(options))
+    text = (
+        f"{len(chosen)} trainings done: gather {request.out / 'runs'} of all parts, then the "
+        "command without --part"
+    )
+    if options.part is None:
+        command = shlex.join(["mrboost", *options.arguments])
+        markdown, html = studies.write_page(request, command)
+        found |= {"markdown": str(markdown), "html": str(html)}
+        text = f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}"
+    _show(options, found, text)
 
 
 def _import(module: str) -> None:

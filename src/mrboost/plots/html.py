@@ -1,13 +1,15 @@
-"""HTML pages that load nothing: templates in one style, with figures and images inside the page."""
+"""Pages from templates: HTML in one style that loads nothing, with figures and images inside the
+page; and Markdown."""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from torch import Tensor
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -16,17 +18,18 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render(template: Path, **values: object) -> str:
     """Fill a template. It may extend ``base.html`` and use ``macros.html`` of this package.
 
-    Text is escaped; a figure is embedded by ``{{ svg | embedded }}``, an image by
-    ``{{ image | png }}``.
+    In HTML text is escaped; a figure is embedded by ``{{ svg | embedded }}``, an image by
+    ``{{ image | png }}``; ``{{ text | marked }}`` shows Markdown's `code` and **bold**.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, _TEMPLATES]),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(),
+        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"embedded": embedded, "png": png}
+    environment.filters |= {"embedded": embedded, "marked": marked, "png": png}
     return environment.get_template(template.name).render(values)
 
 
@@ -34,6 +37,12 @@ def embedded(svg: str) -> Markup:
     """A figure as an image that the page holds itself."""
     content = base64.b64encode(svg.encode()).decode()
     return Markup("<img class=plot alt='plot' src='data:image/svg+xml;base64,{}'>").format(content)
+
+
+def marked(text: str) -> Markup:
+    """Markdown's `code` and **bold** as HTML."""
+    with_code = re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*([^*]*)\*\*", r"<b>\1</b>", with_code))
 
 
 def png(image: Tensor) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,15 +39,6 @@ SETTINGS = (
     *("step_size", "seed", "validation", "select_on", "first", "joined", "eps", "steps"),
     *("schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip"),
 )
-
-
-class Accuracy(NamedTuple):
-    """A cell of a table: in per cent, with the 95 % interval if it is known."""
-
-    value: float
-    low: float | None
-    high: float | None
-    best: bool = False
 
 
 def write_report(
@@ -90,7 +81,6 @@ def write_report(
         attack=attack,
         figures=figures,
         evaluated=evaluated,
-        results=_results(evaluated),
         waiting=[run.folder for run in evaluated.without(list(runs.values()))],
         differences_note=DIFFERENCES,
         doubts=_doubts(evaluated),
@@ -151,15 +141,14 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
     trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
     selected = {run.config["select_on"] for run in runs.values()}
-    if selected == {"validation"}:
-        held_out = "validation"
-    elif selected == {"test"}:
-        held_out = "test (used for selection: optimistic)"
-    else:
-        held_out = "held-out (some of them test)"
+    held_out = "held-out (some of them test)"
+    if len(selected) == 1:
+        names = {"validation": "validation", "test": "test (used for selection: optimistic)"}
+        held_out = names[selected.pop()]
     norm = next(iter(runs.values())).config["norm"]
-    points = {label: curve["points"] for label, curve in curves.items()}
-    margins = {label: curve["margins"] for label, curve in curves.items()}
+    points, margins = (
+        {label: curve[key] for label, curve in curves.items()} for key in ("points", "margins")
+    )
     figures = {
         "robustness": plots.robustness_curves(points, trained, norm),
         "margins": plots.margin_curves(margins, trained),
@@ -173,57 +162,25 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     return figures
 
 
-def _results(evaluated: SideBySide) -> list[tuple[list[str], list[Accuracy | None]]]:
-    """A line for each evaluation: which it is, and its accuracy under each attack."""
-    lines = []
-    for i, (_, _, outcomes) in enumerate(evaluated.rows):
-        cells: list[Accuracy | None] = []
-        for attack in evaluated.attacks:
-            if attack in outcomes:
-                low, high = outcomes[attack]["interval"]
-                best = evaluated.is_best(i, attack)
-                cells.append(
-                    Accuracy(100 * outcomes[attack]["accuracy"], 100 * low, 100 * high, best)
-                )
-            else:
-                cells.append(None)
-        lines.append((evaluated.facts(i), cells))
-    return lines
-
-
 def _doubts(evaluated: SideBySide) -> list[str]:
     """Each doubt once, though several evaluations of a run may give it."""
-    found: dict[str, None] = {}
-    for label, evaluation, _ in evaluated.rows:
-        for doubt in evaluation.get("doubts", []):
-            found[f"{label}: {doubt['message']}"] = None
-    return list(found)
+    doubts = [
+        f"{label}: {doubt['message']}"
+        for label, evaluation, _ in evaluated.rows
+        for doubt in evaluation.get("doubts", [])
+    ]
+    return list(dict.fromkeys(doubts))
 
 
-def _classes(evaluated: SideBySide) -> list[tuple[str, list[Accuracy | None]]]:
-    """Accuracy of each class: clean, and under the attack that fools the classifier most."""
+def _classes(evaluated: SideBySide) -> list[tuple[str, dict[str, Any]]]:
+    """Clean outcomes, and those under the attack that fools the classifier most."""
     lines = []
     for i, (_, _, outcomes) in enumerate(evaluated.rows):
-        attacked_ones = [outcome for outcome in outcomes.values() if "per_class" in outcome]
-        hardest = min(attacked_ones, key=lambda outcome: float(outcome["accuracy"]))
+        of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
+        hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
         for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
-            name = f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}"
-            lines.append((name, _by_class(outcome)))
+            lines.append((f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}", outcome))
     return lines
-
-
-def _by_class(outcome: Mapping[str, Any]) -> list[Accuracy | None]:
-    values = outcome["per_class"]
-    intervals = outcome.get("class_intervals") or [None] * len(values)
-    cells: list[Accuracy | None] = []
-    for value, interval in zip(values, intervals, strict=True):
-        if value is None:  # no image of this class
-            cells.append(None)
-        elif interval is None:
-            cells.append(Accuracy(100 * value, None, None))
-        else:
-            cells.append(Accuracy(100 * value, 100 * interval[0], 100 * interval[1]))
-    return cells
 
 
 def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str, Any]:
@@ -240,21 +197,18 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
     stands = adversarial.argmax(dim=1) == y
     fell = (right & ~stands).nonzero().squeeze(1).tolist()
     stood = (right & stands).nonzero().squeeze(1).tolist()
-    chosen = (fell[: GALLERY_IMAGES // 2] + stood)[:GALLERY_IMAGES]
-    if not chosen:
-        chosen = list(range(min(GALLERY_IMAGES, len(x))))
+    chosen = fell[: GALLERY_IMAGES // 2] + stood or list(range(len(x)))
+    chosen = chosen[:GALLERY_IMAGES]
     noise = (x_adv - x).flatten(1)
     scale = noise.abs().amax(dim=1, keepdim=True).clamp(min=1e-12)
     noise = (0.5 + 0.5 * noise / scale).view_as(x)
+    title = f"attacked, {format_eps(eps)}"
     return {
         "right": int(right.sum()),
         "fell": len(fell),
         "rows": [
             ("clean", _pictures(x[chosen], y[chosen], clean[chosen], dataset)),
-            (
-                f"attacked, {format_eps(eps)}",
-                _pictures(x_adv[chosen], y[chosen], adversarial[chosen], dataset),
-            ),
+            (title, _pictures(x_adv[chosen], y[chosen], adversarial[chosen], dataset)),
             ("perturbation", [{"image": image} for image in noise[chosen]]),
         ],
     }

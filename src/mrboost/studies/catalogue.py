@@ -1,52 +1,125 @@
-"""The studies and their scales, as data: which recipes, on which data, under which attacks, with
-which options.
+"""The studies, what the paper reports of each, and the scales: ``studies.toml`` and ``scales.toml``
+as values.
 
-A study is rows (a recipe each) × data × seeds; its numbers are those of ``paper.toml``'s columns.
+A study is rows (a recipe each) × data × seeds. What is measured of a row follows from the columns
+in which the paper has a figure for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from mrboost.attacks.mixtures import ON_MIXTURES
 from mrboost.errors import look_up
 
 Options = Mapping[str, Any]
 """Options of a training, as ``boost`` takes them."""
+Figures = Mapping[str, Mapping[str, float]]
+"""Row, then column, to a number. A column is named data/weights/members/measure."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a table: its label in the paper, its recipe, and what differs for it."""
+    """One method of a table.
+
+    Args:
+        label: its name in the paper.
+        recipe: how it is trained.
+        model: its network, where that is not the study's.
+        figures: what the paper reports, by column.
+    """
 
     label: str
     recipe: str
     model: str | None = None
-    attacks: tuple[str, ...] | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """Under which attacks the paper has a figure."""
+        measures = dict.fromkeys(column.split("/")[3] for column in self.figures)
+        return tuple(name for name in measures if name not in ("clean", "seconds"))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper: each row of ``more`` has ``factor`` times more than its partner in
+    ``less``, by ``by``.
+
+    ``against`` are the partner's columns, the same ones if it is empty.
+    """
+
+    says: str
+    more: Sequence[str]
+    less: Sequence[str]
+    columns: Sequence[str]
+    against: Sequence[str] = ()
+    by: float = 0.0
+    factor: float = 1.0
+
+    def differences(self, figures: Figures) -> Iterator[float]:
+        """What is to be positive, wherever both numbers are there."""
+        for more, less in zip(self.more, self.less, strict=True):
+            for column, against in zip(self.columns, self.against or self.columns, strict=True):
+                first = figures.get(more, {}).get(column)
+                second = figures.get(less, {}).get(against)
+                if first is not None and second is not None:
+                    yield self.factor * first - second - self.by
 
 
 @dataclass(frozen=True)
 class Study:
     """One table or figure of the paper.
 
-    ``attacks`` are on top of clean accuracy; ``staged`` evaluates the ensemble after each round;
-    ``plot`` is "epochs" for performance curves, "rounds" for accuracy against members; ``seconds``
-    adds the seconds of an epoch.
+    Args:
+        name, title: what it is called here.
+        rows: the methods that it compares.
+        place: where the paper has it.
+        columns: those of the paper.
+        claims: what the text says of the numbers.
+        notes: where the paper contradicts itself or leaves something open; where its authors'
+            release differs from it.
+        model: the network.
+        staged: whether the ensemble is evaluated after each round.
+        plot: "epochs" for performance curves, "rounds" for accuracy against members.
+        options: of each training.
     """
 
     name: str
     title: str
-    rows: tuple[Row, ...]
-    data: tuple[str, ...] = ("cifar10",)
+    rows: Sequence[Row]
+    place: str
+    columns: Sequence[str]
+    claims: Sequence[Claim] = ()
+    notes: Sequence[str] = ()
     model: str = "resnet18"
-    attacks: tuple[str, ...] = ("pgd-20",)
-    weights: tuple[str, ...] = ("best",)
     staged: bool = False
     plot: str = ""
-    seconds: bool = False
     options: Options = field(default_factory=dict)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """On which data the paper has it."""
+        return tuple(dict.fromkeys(column.split("/")[0] for column in self.columns))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Which weights are evaluated."""
+        return tuple(dict.fromkeys(column.split("/")[1] for column in self.columns))
+
+    @property
+    def seconds(self) -> bool:
+        """Whether the seconds of an epoch are a column."""
+        return any(column.endswith("/seconds") for column in self.columns)
+
+    @property
+    def figures(self) -> Figures:
+        """What the paper reports."""
+        return {row.label: row.figures for row in self.rows}
 
 
 @dataclass(frozen=True)
@@ -70,142 +143,26 @@ class Scale:
     check: bool = True
 
 
-_CIFAR_SVHN = ("svhn", "cifar10", "cifar100")
-_ENDS = ("best", "last")
-_AT, _AT_MCE = Row("AT", "at"), Row("AT + MCE", "at-mce")
+def _study(name: str, facts: dict[str, Any], release: list[dict[str, Any]]) -> Study:
+    """One section of ``studies.toml``, with what it says of the authors' release."""
+    columns, rows = facts["columns"], []
+    for label, row in facts["rows"].items():
+        figures = zip(columns, row.pop("figures"), strict=False)
+        known = {column: figure for column, figure in figures if not math.isnan(figure)}
+        rows.append(Row(label, **row, figures=known))
+    facts["notes"] += [fact["says"] for fact in release if name in fact["studies"]]
+    facts["claims"] = [Claim(**claim) for claim in facts["claims"]]
+    return Study(name, **facts | {"rows": rows})
 
-STUDIES: Mapping[str, Study] = {
-    study.name: study
-    for study in (
-        Study(
-            "mce-resnet18",
-            "Adversarial training with and without MCE",
-            (_AT, _AT_MCE),
-            data=_CIFAR_SVHN,
-            weights=_ENDS,
-        ),
-        Study(
-            "mce-wrn",
-            "Five defences with and without MCE",
-            (
-                _AT,
-                _AT_MCE,
-                Row("TRADES", "trades"),
-                Row("TRADES + MCE", "trades-mce"),
-                Row("MART", "mart"),
-                Row("MART + MCE", "mart-mce"),
-                Row("GAIR", "gair"),
-                Row("GAIR + MCE", "gair-mce"),
-                Row("AWP", "awp"),
-                Row("AWP + MCE", "awp-mce"),
-            ),
-            model="wrn-34-10",
-            attacks=("fgsm", "cw", "pgd-20", "pgd-100", "autoattack"),
-        ),
-        Study(
-            "boosting",
-            "Margin boosting, greedy boosting, and larger networks",
-            (
-                Row("Wider model", "wider"),
-                Row("Deeper model", "deeper", model="resnet152"),
-                Row("RobBoost + Whole + RndInit", "robboost"),
-                Row("MRBoost.NN + Whole + RndInit", "mrboost-whole-rndinit"),
-                Row("RobBoost + Whole + PerInit", "robboost-perinit"),
-                Row("MRBoost.NN + Whole + PerInit", "mrboost-whole"),
-                Row("RobBoost + Ind + RndInit", "robboost-ind"),
-                Row("MRBoost.NN + Ind + RndInit", "mrboost-rndinit"),
-                Row("RobBoost + Ind + PerInit", "robboost-ind-perinit"),
-                Row("MRBoost.NN + Ind + PerInit", "mrboost"),
-            ),
-            staged=True,
-            plot="rounds",
-        ),
-        Study(
-            "samplers",
-            "The samplers, and the loss doubled",
-            (
-                # One round of mrboost: nothing but the learner is attacked
-                Row("Sampler.All", "at-mce"),
-                Row("Sampler.Rnd", "mrboost-rnd"),
-                Row("Sampler.Max", "mrboost-max"),
-                Row("AT(2)", "at2"),
-                _AT,
-            ),
-            options={"rounds": 1},
-        ),
-        Study(
-            "curves",
-            "Accuracy over the epochs of a training",
-            (_AT, _AT_MCE),
-            weights=_ENDS,
-            plot="epochs",
-        ),
-        Study(
-            "overhead",
-            "Seconds of an epoch with and without MCE",
-            (_AT, _AT_MCE),
-            data=_CIFAR_SVHN,
-            attacks=(),
-            seconds=True,
-            # The time of an epoch includes its validation, so that is kept small; the
-            # first epoch warms up.
-            options={"epochs": 3, "select_on": "validation", "validation": 128},
-        ),
-        Study(
-            "pinot",
-            "A randomised defence, broken",
-            (Row("Pinot", "pinot", attacks=ON_MIXTURES), _AT),
-            model="cnn9",
-            weights=("last",),
-        ),
-        Study(
-            "adaptive",
-            "PGD with MCE on a network trained with MCE",
-            (_AT_MCE,),
-            attacks=("pgd-20", "pgd-mce-20"),
-        ),
-    )
-}
 
-SCALES: Mapping[str, Scale] = {
-    scale.name: scale
-    for scale in (
-        Scale(
-            "full",
-            "the paper's own configuration",
-            {
-                "epochs": 100,
-                "batch_size": 128,
-                "lr": 0.1,
-                "schedule": "piecewise",
-                "eps": 8 / 255,
-                "select_on": "test",
-                "precision": "32-true",
-                "fast": "off",
-            },
-        ),
-        Scale(
-            "short",
-            "ten epochs of a one-cycle rate, ResNet-18: one GPU for minutes",
-            {"epochs": 10, "batch_size": 128, "lr": 0.2, "schedule": "one-cycle"},
-            data="cifar10",
-            models={"wrn-34-10": "resnet18"},
-            strong_n=1000,
-        ),
-        Scale(
-            "smoke",
-            "one epoch on digits, a few test images: seconds, to see that it runs",
-            {"epochs": 1, "rounds": 2, "validation": 32},
-            data="digits",
-            models=dict.fromkeys(("resnet18", "resnet152", "wrn-34-10", "cnn9"), "cnn-digits"),
-            attacks={"autoattack": "apgd-ce", "pgd-100": "pgd-30"},
-            n=40,
-            strong_n=40,
-            steps=2,
-            check=False,
-        ),
-    )
-}
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(file).read_text("utf-8"))
+
+
+_SECTIONS = _read("studies.toml")
+_RELEASE = _SECTIONS.pop("release")
+STUDIES = {name: _study(name, facts, _RELEASE) for name, facts in _SECTIONS.items()}
+SCALES = {name: Scale(name, **facts) for name, facts in _read("scales.toml").items()}
 
 
 def get(name: str) -> Study:

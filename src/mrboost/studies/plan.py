@@ -32,12 +32,32 @@ MIXTURE_STEPS = 20
 
 class Stage(NamedTuple):
     """One evaluation: of which weights and how many members, on how many test images (None: all),
-    under which of the paper's attacks."""
+    under which attacks: the paper's, and what stands for each in the results."""
 
     weights: str
     members: int
     n: int | None
-    attacks: tuple[str, ...]
+    attacks: dict[str, str]
+
+    def outcomes(self, run: Run) -> dict[str, dict[str, Any]]:
+        """What the run's results hold of it, by attack; clean accuracy besides."""
+        asked = {
+            "weights": self.weights,
+            "members": self.members,
+            "eps": run.config["eps"],
+            "norm": run.config["norm"],
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for evaluation in run.results.get("evaluations", []):
+            whole = evaluation.get("whole", False)
+            same_images = whole
+            if self.n is not None:
+                same_images = evaluation["n"] == self.n or (whole and evaluation["n"] < self.n)
+            same = all(evaluation.get(key) == value for key, value in asked.items())
+            if same and same_images and run.is_of(evaluation):
+                for outcome in evaluation["outcomes"]:
+                    found[outcome["attack"]] = outcome | {"whole": whole}
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,17 +99,17 @@ class Request:
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack sees; None is all."""
-        n = self.scale.n if self.n is None else self.n
         if attack != STRONG:
-            return n
+            return self.scale.n if self.n is None else self.n
         # AutoAttack is slow: never more than the scale's
         limits = [limit for limit in (self.n, self.scale.strong_n) if limit is not None]
         return min(limits, default=None)
 
     def trainings(self) -> list[Training]:
         """One for each data, row and seed."""
-        names = self.data or ((self.scale.data,) if self.scale.data else self.study.data)
-        paper_data = {name: name if name in self.study.data else "cifar10" for name in names}
+        study = self.study
+        names = self.data or ((self.scale.data,) if self.scale.data else study.data)
+        paper_data = {name: name if name in study.data else "cifar10" for name in names}
         if len(set(paper_data.values())) < len(names):
             raise InputError(
                 f"several of --data {' '.join(names)} would stand for the same data of the "
@@ -98,7 +118,7 @@ class Request:
         found = [
             self._training(row, name, paper_data[name], seed)
             for name in names
-            for row in self.study.rows
+            for row in study.rows
             for seed in self.seeds
         ]
         later = [name for name in self.options if name.startswith("later_")]
@@ -112,9 +132,6 @@ class Request:
     def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
         scale, study = self.scale, self.study
         recipe = recipes.get(row.recipe)
-        steps = self.options.get("steps", scale.steps)
-        if steps is not None:
-            recipe = replace(recipe, steps=steps)
         model = row.model or study.model
         options: dict[str, Any] = {
             "model": scale.models.get(model, model),
@@ -122,6 +139,9 @@ class Request:
             **study.options,
             **self.options,
         }
+        steps = options.get("steps", scale.steps)
+        if steps is not None:
+            recipe = replace(recipe, steps=steps)
         # Only rows that are boosted have another number of rounds than their recipe or study
         boosted = study.staged and recipe.rounds > 1
         if not (boosted and "rounds" in options):
@@ -132,19 +152,11 @@ class Request:
         if not recipe.coupled:
             options.pop("past", None)
         options["seed"] = seed
-        attacks = study.attacks if row.attacks is None else row.attacks
-        folder = self.out / "runs" / _folder_name(data, row.recipe, options)
-        return Training(self, row.label, recipe, data, paper_data, options, attacks, folder)
-
-
-def _folder_name(data: str, recipe: str, options: Options) -> str:
-    epochs = str(options["epochs"])
-    if "later_epochs" in options:
-        epochs += f"-{options['later_epochs']}"
-    return (
-        f"{slug(data)}-{options['model']}-{recipe}-{options['rounds']}x{epochs}"
-        f"-seed{options['seed']}"
-    )
+        epochs = "-".join(str(options[k]) for k in ("epochs", "later_epochs") if k in options)
+        folder = (
+            f"{slug(data)}-{options['model']}-{row.recipe}-{options['rounds']}x{epochs}-seed{seed}"
+        )
+        return Training(self, row, recipe, data, paper_data, options, self.out / "runs" / folder)
 
 
 @dataclass(frozen=True)
@@ -152,16 +164,15 @@ class Training:
     """One training of a study, its run folder and its evaluations."""
 
     request: Request
-    label: str
+    row: Row
     recipe: recipes.Recipe
     data: str
     paper_data: str
     options: Options
-    attacks: tuple[str, ...]
     folder: Path
 
     def __str__(self) -> str:
-        return f"{self.label} on {self.data}, seed {self.options['seed']}"
+        return f"{self.row.label} on {self.data}, seed {self.options['seed']}"
 
     def run(self) -> Run | None:
         """The run, if there is one; that of another configuration is refused."""
@@ -170,13 +181,12 @@ class Training:
         run = Run.open(self.folder)
         asked = configure(
             self.recipe,
-            run.config["data"] if self._is_of_this_data(run) else whole_name(self.data),
+            self._data_as_in(run),
             defaults(self.data, run.config["input"]["shape"][1]),
             run.config["train_images"],
             self.options,
         ).describe()
-        changed = differences(run.config, asked, ignore=WITHOUT_IMAGES)
-        if changed:
+        if changed := differences(run.config, asked, ignore=WITHOUT_IMAGES):
             raise InputError(
                 f"the run in {str(self.folder)!r} has another configuration "
                 f"({'; '.join(changed)}): give the options that it was made with, or choose "
@@ -184,13 +194,16 @@ class Training:
             )
         return run
 
-    def _is_of_this_data(self, run: Run) -> bool:
-        """Paths of a folder may differ between machines: then its images decide, if they are
-        here."""
+    def _data_as_in(self, run: Run) -> str:
+        """The name of the data; that in the run, if it is another path of the same folder.
+
+        Paths may differ between machines: the images decide, if they are here.
+        """
         asked, made = whole_name(self.data), str(run.config["data"])
         if asked.startswith(FOLDER) and made.startswith(FOLDER) and asked != made:
-            return _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
-        return asked == made
+            is_same = _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
+            return made if is_same else asked
+        return asked
 
     def trained_run(self) -> Run | None:
         """The run, if its training is finished."""
@@ -211,54 +224,43 @@ class Training:
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
+            elif name in ("eps", "step_size") and float(value * 255).is_integer():
+                words.append(f"--{flag} {value * 255:.0f}/255")  # as one writes it
             else:
-                words.append(f"--{flag} {_argument(name, value)}")
+                words.append(f"--{flag} {value}")
         words += ["--data", shlex.quote(self.data), "--out", shlex.quote(str(self.folder))]
         return " ".join(words)
 
-    def attack_at_scale(self, attack: str) -> str:
-        """The attack that stands for the paper's at this scale."""
-        return self.request.scale.attacks.get(attack, attack)
-
-    def result_name(self, attack: str) -> str:
-        """Its name in the run's results: on mixtures, with that of the PGD."""
-        name = self.attack_at_scale(attack)
-        return f"{name}, pgd-{MIXTURE_STEPS}" if name in ON_MIXTURES else name
-
     def stages(self) -> Iterator[Stage]:
         """All its evaluations."""
-        rounds = self.options["rounds"]
-        first = 1 if self.request.study.staged else rounds
-        for weights in self.request.study.weights:
-            for members in range(first, rounds + 1):
-                more = self.request.also if members == rounds else ()
-                by_images: dict[int | None, list[str]] = {}
-                for attack in dict.fromkeys(self.attacks + more):
-                    by_images.setdefault(self.request.images(attack), []).append(attack)
+        request, rounds = self.request, self.options["rounds"]
+        for weights in request.study.weights:
+            for members in range(1 if request.study.staged else rounds, rounds + 1):
+                more = request.also if members == rounds else ()
+                by_images: dict[int | None, dict[str, str]] = {}
+                for attack in self.row.attacks + more:
+                    name = request.scale.attacks.get(attack, attack)
+                    if name in ON_MIXTURES:
+                        name += f", pgd-{MIXTURE_STEPS}"
+                    by_images.setdefault(request.images(attack), {})[attack] = name
                 for n, attacks in by_images.items():
-                    yield Stage(weights, members, n, tuple(attacks))
+                    yield Stage(weights, members, n, attacks)
 
     def pending(self, run: Run) -> list[Stage]:
         """The evaluations of its trained run that are not there yet, and can be made."""
         if _has_results_only(run):
             return []
-        found = []
-        for stage in self.stages():
-            wanted = {self.result_name(attack) for attack in stage.attacks}
-            if not wanted <= outcomes(run, stage).keys():
-                found.append(stage)
-        return found
+        return [s for s in self.stages() if not set(s.attacks.values()) <= s.outcomes(run).keys()]
 
     def outcomes(self, run: Run) -> dict[str, dict[str, Any]]:
         """What is known by now of its trained run, by the names of the paper's columns:
         data/weights/members/attack."""
         found: dict[str, dict[str, Any]] = {}
         for stage in self.stages():
-            known = outcomes(run, stage)
-            for attack in ("clean", *stage.attacks):
-                name = self.result_name(attack)
-                column = f"{self.paper_data}/{stage.weights}/{stage.members}/{attack}"
+            known = stage.outcomes(run)
+            for attack, name in {"clean": "clean", **stage.attacks}.items():
                 if name in known:
+                    column = f"{self.paper_data}/{stage.weights}/{stage.members}/{attack}"
                     found.setdefault(column, known[name])
         return found
 
@@ -270,12 +272,13 @@ def choose(
     part (i, n)."""
     chosen = list(trainings)
     if only:
-        labels = {name.lower(): t.label for t in trainings for name in (t.recipe.name, t.label)}
+        rows = [training.row for training in trainings]
+        labels = {name.lower(): row.label for row in rows for name in (row.recipe, row.label)}
         for name in only:
             if name.lower() not in labels:
                 raise unknown_name("row", name, set(labels.values()), hint="or a row's recipe")
         wanted = {labels[name.lower()] for name in only}
-        chosen = [training for training in trainings if training.label in wanted]
+        chosen = [training for training in trainings if training.row.label in wanted]
     if part is not None:
         first, step = part
         chosen = chosen[first - 1 :: step]
@@ -293,38 +296,9 @@ def describe_plan(trainings: Sequence[Training]) -> str:
         lines += ["", f"{training}: {state}", f"  {training.command()}"]
         for weights, members, n, attacks in training.stages():
             images = "all" if n is None else f"{n:,}"
-            under = ", ".join(map(training.result_name, attacks)) or "clean images alone"
-            lines.append(f"  {weights} weights, members {members}, {images} test images: {under}")
+            names = ", ".join(attacks.values())
+            lines.append(f"  {weights} weights, members {members}, {images} test images: {names}")
     return "\n".join(lines)
-
-
-def outcomes(run: Run, stage: Stage) -> dict[str, dict[str, Any]]:
-    """What the run's results hold of an evaluation, by attack; clean accuracy besides."""
-    asked = {
-        "weights": stage.weights,
-        "members": stage.members,
-        "eps": run.config["eps"],
-        "norm": run.config["norm"],
-    }
-    found: dict[str, dict[str, Any]] = {}
-    for evaluation in run.results.get("evaluations", []):
-        whole = evaluation.get("whole", False)
-        if stage.n is None:
-            same_images = whole
-        else:
-            same_images = evaluation["n"] == stage.n or (whole and evaluation["n"] < stage.n)
-        same = all(evaluation.get(key) == value for key, value in asked.items())
-        if same and same_images and run.is_of(evaluation):
-            for outcome in evaluation["outcomes"]:
-                found[outcome["attack"]] = outcome | {"whole": whole}
-    return found
-
-
-def _argument(name: str, value: Any) -> str:
-    """On the command line: a radius such as 8/255 as one writes it."""
-    if name in ("eps", "step_size") and float(value * 255).is_integer():
-        return f"{value * 255:.0f}/255"
-    return str(value)
 
 
 @cache

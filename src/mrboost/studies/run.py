@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.evaluation import EvaluationOptions, UnfinishedError
+from mrboost.evaluation import EvaluationOptions
 from mrboost.progress import note
 from mrboost.recipes.config import describe, resolve
 from mrboost.runs import Run
@@ -37,7 +37,13 @@ def carry_out(
     verify: bool = True,
     progress: bool = False,
 ) -> None:
-    """Train and evaluate what is not finished yet."""
+    """Train and evaluate what is not finished yet.
+
+    Args:
+        trainings: those of a ``Request``, or some of them.
+        device, data_dir, verify: as on the command line.
+        progress: whether to say on standard error how far it is.
+    """
     if under_torchrun():
         raise InputError(
             "a study is split over machines with --part 1/4 and so on, not with torchrun"
@@ -49,54 +55,53 @@ def carry_out(
     }
     for training in waiting:
         resolve(training.recipe, data[training.data], **training.options)
-    hardware = device_name(device)
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
-    for number, training in enumerate(trainings, start=1):
-        if training not in waiting:
-            continue
+    for training in waiting:
         if progress:
+            number = trainings.index(training) + 1
             note(f"{training.request.study.name}: {number} of {len(trainings)}, {training}")
-        dataset = data[training.data]
-        if training.trained_run() is None:
-            boost(
-                training.recipe,
-                dataset,
-                out=training.folder,
-                resume=True,
-                first=find_first_round(training, dataset),
-                **where,
-                **training.options,
-            )
-        run = Run.open(training.folder)
-        run.save_results(
-            lambda results: results | {"hardware": sorted({*results.get("hardware", []), hardware})}
+        _carry_out(training, data[training.data], where)
+
+
+def _carry_out(training: Training, dataset: Dataset, where: dict[str, Any]) -> None:
+    """One training, and its evaluations."""
+    if training.trained_run() is None:
+        boost(
+            training.recipe,
+            dataset,
+            out=training.folder,
+            resume=True,
+            first=find_first_round(training, dataset),
+            **where,
+            **training.options,
         )
-        for stage in training.pending(run):
-            _evaluate(training, run, stage, dataset, where)
+    run = Run.open(training.folder)
+    hardware = _device_name(where["device"])
+    run.save_results(
+        lambda results: results | {"hardware": sorted({*results.get("hardware", []), hardware})}
+    )
+    for stage in training.pending(run):
+        _evaluate(training, run, stage, dataset, where)
 
 
 def _evaluate(
     training: Training, run: Run, stage: Stage, dataset: Dataset, where: dict[str, Any]
 ) -> None:
     saved = place_of(run, *stage)
-    n = None if stage.n is None else min(stage.n, len(dataset.test))
-    try:
-        evaluate_run(
-            run.folder,
-            partial(attacks_of, training, run, stage.attacks),
-            Request(stage.weights, stage.members, n),
-            EvaluationOptions(
-                keep=saved,
-                resume=True,
-                check=training.request.scale.check and stage.members == training.options["rounds"],
-                progress=where["progress"],
-            ),
-            dataset=dataset,
-            device=where["device"],
-            data_dir=where["data_dir"],
-        )
-    except UnfinishedError as error:
-        raise InputError(f"{run.folder}: {error}") from error
+    is_last = stage.members == training.options["rounds"]
+    evaluate_run(
+        run,
+        partial(attacks_of, run, stage.attacks.values()),
+        Request(stage.weights, stage.members, stage.n and min(stage.n, len(dataset.test))),
+        EvaluationOptions(
+            keep=saved,
+            resume=True,
+            check=training.request.scale.check and is_last,
+            progress=where["progress"],
+        ),
+        dataset=dataset,
+        device=where["device"],
+    )
     clear(saved)
 
 
@@ -115,25 +120,19 @@ def find_first_round(training: Training, dataset: Dataset) -> Path | None:
     return None
 
 
-def attacks_of(
-    training: Training, run: Run, names: Sequence[str], model: Ensemble | Mixture
-) -> dict[str, Attack]:
+def attacks_of(run: Run, names: Iterable[str], model: Ensemble | Mixture) -> dict[str, Attack]:
     """The attacks by their names in the results. PGD has the data's usual step: in the paper 1/255
     on SVHN, 2/255 elsewhere."""
     eps, norm, step = run.config["eps"], run.config["norm"], run.config["judge_step"]
-    on_mixtures: Mapping[str, Attack] = {}
+    on_mixtures: dict[str, Attack] = {}
     if isinstance(model, Mixture):
-        on_mixtures = attacks_on(model, PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step))
-    found = {}
-    for name in names:
-        attack = training.attack_at_scale(name)
-        found[training.result_name(name)] = (
-            on_mixtures[attack] if attack in on_mixtures else named(attack, eps, norm, step)
-        )
-    return found
+        pgd = PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step)
+        for name, attack in attacks_on(model, pgd).items():
+            on_mixtures[f"{name}, pgd-{MIXTURE_STEPS}"] = attack
+    return {name: on_mixtures.get(name) or named(name, eps, norm, step) for name in names}
 
 
-def device_name(device: str) -> str:
+def _device_name(device: str) -> str:
     """The name of the GPU, or the kind of processor and its cores."""
     found = make_fabric(device).device
     if found.type == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from mrboost.evaluation.statistics import signed_difference
 from mrboost.runs import Run
 
-from .paper import Claim, Figures, PaperResults
+from .catalogue import Claim, Figures
 from .plan import STRONG, Request, Training
 
 Values = Mapping[str, Mapping[str, Sequence[float]]]
@@ -36,22 +36,29 @@ class Trained:
     training: Training
     run: Run
 
+    @property
+    def label(self) -> str:
+        return self.training.row.label
+
+    @property
+    def seed(self) -> int:
+        return int(self.training.options["seed"])
+
     @cached_property
     def outcomes(self) -> dict[str, dict[str, Any]]:
         return self.training.outcomes(self.run)
 
-    @property
-    def seconds(self) -> float:
-        """Of the training, with its validation."""
-        return float(sum(row["seconds"] for row in self.run.metrics()))
+    @cached_property
+    def seconds(self) -> list[float]:
+        """Of each epoch, with its validation."""
+        return [row["seconds"] for row in self.run.metrics()]
 
     def values(self) -> dict[str, float]:
         """By the paper's columns: accuracies in per cent, the median seconds of an epoch."""
         found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes.items()}
-        epochs = [row["seconds"] for row in self.run.metrics()]
-        if self.training.request.study.seconds and epochs:
+        if self.training.request.study.seconds and self.seconds:
             column = f"{self.training.paper_data}/best/1/seconds"
-            found[column] = statistics.median(epochs[1:] or epochs)
+            found[column] = statistics.median(self.seconds[1:] or self.seconds)
         return found
 
 
@@ -59,7 +66,7 @@ def values_of(request: Request, trained: Sequence[Trained]) -> Values:
     values: dict[str, dict[str, list[float]]] = {row.label: {} for row in request.study.rows}
     for one in trained:
         for column, value in one.values().items():
-            values[one.training.label].setdefault(column, []).append(value)
+            values[one.label].setdefault(column, []).append(value)
     return values
 
 
@@ -70,43 +77,44 @@ def means(values: Values) -> Figures:
     }
 
 
-def main_table(
-    request: Request, paper: PaperResults, trained: Sequence[Trained], values: Values
-) -> Table:
+def main_table(request: Request, trained: Sequence[Trained], values: Values) -> Table:
     """Three lines for each row: ours, the paper's, the difference."""
-    columns = _columns(request, paper, values)
-    digits = 0 if request.study.seconds else 2
+    columns = _columns(request, values)
     rows = []
     for row in request.study.rows:
-        ours = values[row.label]
-        theirs = paper.figures.get(row.label, {})
+        ours, theirs = values[row.label], row.figures
         lines: dict[str, list[str]] = {"ours": [], "paper": [], "difference": []}
         for column in columns:
-            lines["ours"].append(_mean_and_deviation(ours.get(column, ())))
-            lines["paper"].append(f"{theirs[column]:.{digits}f}" if column in theirs else "–")
-            both = column in ours and column in theirs
-            lines["difference"].append(
-                f"{statistics.mean(ours[column]) - theirs[column]:+.2f}" if both else "–"
-            )
+            mine = ours.get(column, ())
+            paper = theirs.get(column, math.nan)
+            difference = statistics.mean(mine) - paper if mine else math.nan
+            lines["ours"].append(_mean_and_deviation(mine))
+            lines["paper"].append(_text(paper, ".0f" if request.study.seconds else ".2f"))
+            lines["difference"].append(_text(difference, "+.2f"))
         for name, cells in lines.items():
             rows.append([row.label if name == "ours" else "", name, *cells])
     return Table(_unit(request, trained), ["method", "", *column_labels(columns)], rows)
 
 
-def _columns(request: Request, paper: PaperResults, values: Values) -> list[str]:
+def _text(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def _columns(request: Request, values: Values) -> list[str]:
     """The paper's, as far as this request has them, then those that only we have."""
     trainings = request.trainings()
     data = {training.paper_data for training in trainings}
     rounds = max(training.options["rounds"] for training in trainings)
     columns = []
-    for column in paper.columns:
+    for column in request.study.columns:
         of_data, _, members, _ = column.split("/")
         if of_data in data and int(members) <= rounds:
             columns.append(column)
     more = {column for found in values.values() for column in found} - set(columns)
 
-    def order(column: str) -> list[tuple[int, str]]:
-        return [(len(part) if part.isdigit() else 0, part) for part in column.split("/")]
+    def order(column: str) -> tuple[str, str, int, str]:
+        of_data, weights, members, measure = column.split("/")
+        return of_data, weights, int(members), measure
 
     return columns + sorted(more, key=order)
 
@@ -127,17 +135,9 @@ def column_labels(columns: Sequence[str]) -> list[str]:
 
 def _unit(request: Request, trained: Sequence[Trained]) -> str:
     """What the figures are, and on how many test images."""
-    attacks = set(request.also)
-    for row in request.study.rows:
-        attacks.update(request.study.attacks if row.attacks is None else row.attacks)
-    # Whether AutoAttack, or another attack, saw all test images that there are
-    whole: dict[bool, set[bool]] = {False: set(), True: set()}
-    for one in trained:
-        for column, outcome in one.outcomes.items():
-            whole[column.endswith(f"/{STRONG}")].add(outcome["whole"])
-    images = _images(request.images(""), whole[False])
-    if STRONG in attacks:
-        images += f", {_images(request.images(STRONG), whole[True], f' ({STRONG})')}"
+    images = _images(request, trained)
+    if STRONG in {*request.also, *(name for row in request.study.rows for name in row.attacks)}:
+        images += f", {_images(request, trained, STRONG)}"
     unit = f"Accuracy, %, on {images}"
     if request.study.seconds:
         seconds = "Seconds of an epoch, the median after the first"
@@ -146,11 +146,19 @@ def _unit(request: Request, trained: Sequence[Trained]) -> str:
     return f"{unit}{spread}."
 
 
-def _images(n: int | None, whole: set[bool], attack: str = "") -> str:
+def _images(request: Request, trained: Sequence[Trained], attack: str = "") -> str:
+    """How many AutoAttack saw, or any other attack."""
+    n, shown = request.images(attack), f" ({attack})" if attack else ""
+    whole = {
+        outcome["whole"]
+        for one in trained
+        for column, outcome in one.outcomes.items()
+        if column.endswith(f"/{STRONG}") == (attack == STRONG)
+    }
     if n is None or whole == {True}:
-        return f"all test images{attack}"
+        return f"all test images{shown}"
     or_all = ", or all," if True in whole else ""
-    return f"{n:,} test images{attack}{or_all}: ± {98 / math.sqrt(n):.1f} at 50 %"
+    return f"{n:,} test images{shown}{or_all}: ± {98 / math.sqrt(n):.1f} at 50 %"
 
 
 def _mean_and_deviation(values: Sequence[float]) -> str:
@@ -160,44 +168,43 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f}{deviation}"
 
 
-def claims_table(paper: PaperResults, ours: Figures) -> Table:
+def claims_table(claims: Sequence[Claim], paper: Figures, ours: Figures) -> Table:
     """What the paper's text says of its numbers, on them and on ours."""
-    rows = []
-    for claim in paper.claims:
-        cells = [_surplus(claim, figures) for figures in (paper.figures, ours)]
-        rows.append([claim.says, *cells])
     title = (
         "What the text says of these numbers: comparisons in which it holds, and the least surplus."
     )
+    rows = [[claim.says, _surplus(claim, paper), _surplus(claim, ours)] for claim in claims]
     return Table(title, ["the paper says", "holds on its numbers", "holds on ours"], rows)
 
 
 def _surplus(claim: Claim, figures: Figures) -> str:
-    found = [difference for *_, difference in claim.differences(figures)]
+    found = list(claim.differences(figures))
     if not found:
         return "not measured"
     holds = sum(difference > 0 for difference in found)
     return f"{holds} of {len(found)}, least {min(found):+.2f}"
 
 
-def paired_table(paper: PaperResults, trained: Sequence[Trained]) -> Table:
-    """The rows that the paper's text compares, on the same test images."""
+def paired_table(claims: Sequence[Claim], trained: Sequence[Trained]) -> Table:
+    """The rows that the paper's text compares, on the same test images: in the columns that the
+    claim names for each, or in all that the first row has."""
+    points: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for one in trained:
+        for column, outcome in one.outcomes.items():
+            points.setdefault((one.label, column), {})[one.seed] = outcome.get("correct", [])
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    for more, less, column, partner in _comparisons(paper, trained):
-        if more == less or (less, more) in cells:
-            continue
-        measure = partner.split("/")[3]
-        name = less if column.endswith(measure) else f"{less} ({measure})"
-        first, second = (
-            {
-                one.training.options["seed"]: one.outcomes[where].get("correct", [])
-                for one in trained
-                if one.training.label == label and where in one.outcomes
-            }
-            for label, where in ((more, column), (less, partner))
-        )
-        if cell := _paired_difference(first, second):
-            cells.setdefault((more, name), {})[column] = cell
+    for claim in claims:
+        for more, less in zip(claim.more, claim.less, strict=True):
+            if more == less or (less, more) in cells:
+                continue
+            own = [column for label, column in points if label == more]
+            columns = claim.columns if claim.against else own
+            for column, partner in zip(columns, claim.against or own, strict=True):
+                measure = partner.split("/")[3]
+                name = less if column.endswith(measure) else f"{less} ({measure})"
+                first, second = points.get((more, column), {}), points.get((less, partner), {})
+                if cell := _paired_difference(first, second):
+                    cells.setdefault((more, name), {})[column] = cell
     columns = list(dict.fromkeys(column for found in cells.values() for column in found))
     rows = [
         [f"{more} − {less}", *(found.get(column, "–") for column in columns)]
@@ -209,22 +216,6 @@ def paired_table(paper: PaperResults, trained: Sequence[Trained]) -> Table:
         "be by chance. It knows nothing of how much another training would differ."
     )
     return Table(title, ["", *column_labels(columns)], rows)
-
-
-def _comparisons(
-    paper: PaperResults, trained: Sequence[Trained]
-) -> Iterator[tuple[str, str, str, str]]:
-    """Two rows, the column of the first and that of the second: those that a claim names, or all
-    that the first row has."""
-    for claim in paper.claims:
-        for more, less in zip(claim.more, claim.less, strict=True):
-            if claim.against:
-                pairs = list(zip(claim.columns, claim.against, strict=True))
-            else:
-                own = [one.outcomes for one in trained if one.training.label == more]
-                pairs = [(column, column) for column in dict.fromkeys(c for o in own for c in o)]
-            for column, partner in pairs:
-                yield more, less, column, partner
 
 
 def _paired_difference(
