@@ -95,12 +95,6 @@ def test_a_wavy_input_is_found_out_by_the_usual_attacks(undefended, model, image
     assert "one-step" not in checks(evaluate(model, *images, several).doubts)
 
 
-def test_two_points_of_very_many_are_no_doubt() -> None:
-    many = found(pgd=standing(1000))
-    assert contradictions([*many, *found(square=standing(1000, 1, 2))]) == []
-    assert len(contradictions([*many, *found(square=standing(1000, 1, 2, 3))])) == 1
-
-
 def test_probabilities_count_as_parts_of_points() -> None:
     """A randomised classifier withstands with a probability."""
     many = found(pgd=[1.0] * 10)

@@ -315,7 +315,7 @@ def test_takes_loaders_splits_and_one_hot_labels(
         assert result.n == 50
         for name in ("clean", "autoattack-small", "pgd-3"):
             assert result[name].correct == expected[name].correct
-    assert max(len(images) for images, _ in inputs.chunks(split, None)) == 20
+    assert max(len(chunk.x) for chunk in inputs.chunks(model, split, None)) == 20
     for bad, message in (
         ((x, one_hot * 2), "labels must have shape"),
         ((iter([]), None), "data are empty"),
@@ -391,15 +391,6 @@ def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
         mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
     with pytest.raises(InputError, match="label is a text, got 1"):
         mrboost.evaluate(model, *batch, {1: attack})
-
-
-def test_the_worst_case_is_in_the_json(model, batch) -> None:
-    result = mrboost.evaluate(model, *batch, ["fgsm", "pgd-5"], eps=0.15, check=False)
-    worst = json.loads(result.to_json())["worst"]
-    assert (worst["accuracy"], tuple(worst["interval"])) == result.worst
-    assert worst["correct"] == [
-        min(points) for points in zip(*(o.correct for o in result.outcomes), strict=True)
-    ]
 
 
 def test_a_mapped_file_is_read_chunk_by_chunk(model, batch, tmp_path, monkeypatch) -> None:

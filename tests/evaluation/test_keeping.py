@@ -17,8 +17,8 @@ from torch import Tensor
 
 import mrboost
 from mrboost import InputError
-from mrboost.attacks import FGSM, PGD, Square, Transfer, autoattack
-from mrboost.evaluation import chunk, examples, inputs
+from mrboost.attacks import FGSM, PGD, Square, autoattack
+from mrboost.evaluation import chunk, inputs, observers
 from mrboost.files import read_tensors
 
 
@@ -52,16 +52,16 @@ import sys, torch, mrboost
 from pathlib import Path
 import sys
 from mrboost import evaluate
-from mrboost.evaluation import examples
+from mrboost.evaluation import observers
 from mrboost.evaluation import inputs as intake
 
 def memory():
     (line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:"))
     return int(line.split()[1])
 
-class Watched(examples.Examples):
-    def write(self, *found):
-        super().write(*found)
+class Watched(observers.Examples):
+    def on_end(self):
+        super().on_end()
         print(memory() - before)
 
 def batches():
@@ -105,7 +105,7 @@ def test_a_full_disk_costs_the_examples_alone(batch, tmp_path, monkeypatch) -> N
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(examples, "TemporaryFile", full)
+    monkeypatch.setattr(observers, "TemporaryFile", full)
     with pytest.raises(InputError, match=r"cannot write .*x.npz': No space left") as caught:
         mrboost.evaluate(
             lambda x: x.flatten(1), *batch, [], check=False, examples=tmp_path / "x.npz"
@@ -156,62 +156,12 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     assert not list((tmp_path / "parts").glob("*unfinished*"))
 
 
-def test_parts_of_another_evaluation_do_not_count(model, undefended, batch, tmp_path) -> None:
-    mrboost.evaluate(model, *batch, {"a": PGD(0.15, steps=3)}, keep=tmp_path / "parts", check=False)
-    expected = mrboost.evaluate(undefended, *batch, {"a": PGD(0.15, steps=3)}, check=False)
-    result = mrboost.evaluate(
-        undefended,
-        *batch,
-        {"a": PGD(0.15, steps=3)},
-        keep=tmp_path / "parts",
-        resume=True,
-        check=False,
-    )
-    assert result["a"].correct == expected["a"].correct
-    weaker = mrboost.evaluate(
-        undefended,
-        *batch,
-        {"a": PGD(0.01, steps=3)},
-        keep=tmp_path / "parts",
-        resume=True,
-        check=False,
-    )
-    assert weaker["a"].accuracy > result["a"].accuracy
-
-
 def test_files_that_are_not_ours_stay(model, batch, tmp_path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     (tmp_path / "0-0.safetensors").write_bytes(b"an old part")
     mrboost.evaluate(model, *batch, {"a": FGSM(0.1)}, keep=tmp_path, check=False)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_parts_know_functions_and_attacks_apart(model, undefended, batch, tmp_path) -> None:
-    x, y = batch
-    kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
-
-    class Shift:
-        def __init__(self, by: float) -> None:
-            self.by = by
-
-        def __call__(self, model, x: Tensor, y: Tensor) -> Tensor:
-            return (x + self.by).clamp(0, 1)
-
-    for network in (lambda z: model(z), lambda z: undefended(z)):
-        for attack in (
-            Shift(0.1),
-            Shift(0.9),
-            PGD(0.1, steps=2, loss=lambda *a, **k: mrboost.losses.margin(*a, **k)),
-        ):
-            expected = mrboost.evaluate(network, x, y, {"a": attack}, check=False)
-            found = mrboost.evaluate(network, x, y, {"a": attack}, **kept)
-            assert found["a"].correct == expected["a"].correct
-    first, second = (
-        mrboost.evaluate(model, x, y, {"t": Transfer(PGD(0.2, steps=5), source)}, **kept)
-        for source in (model, undefended)
-    )
-    assert first["t"].correct != second["t"].correct
 
 
 SCALE = 1.0

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from commands import checks, quantised
-from mrboost import Ensemble, InputError, Mixture, evaluate
+from mrboost import Ensemble, Mixture, evaluate
 from mrboost.attacks import Square, attacked
-from mrboost.evaluation.doubts import probe, probing
+from mrboost.evaluation.doubts import checks as doubt_checks
+from mrboost.evaluation.doubts import probe
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +29,6 @@ def test_silent_on_sound_models(name: str, norm: str, eps: float, images, reques
     for seed in range(2):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: 64 >> seed]
         assert probe(network, x[order], y[order], eps=eps, norm=norm, seed=seed) == []
-
-
-def test_silent_where_accuracy_falls_steeply(model, undefended, images) -> None:
-    """There, restarts help against sound models too, but not out of proportion."""
-    for network in (model, undefended):
-        assert probe(network, *images, eps=0.15) == []
 
 
 def test_silent_on_log_probabilities_and_mixtures(undefended, model, images) -> None:
@@ -226,9 +221,9 @@ def test_logits_that_are_nan_within_the_ball_end_no_look(undefended, images, mon
             squares.append(True)
             return super().begin(*points)
 
-    monkeypatch.setattr(probing.gradients, "Square", Watched)
+    monkeypatch.setattr(doubt_checks, "Square", Watched)
     found = {doubt.check: doubt.message for doubt in probe(network, *images, eps=0.02)}
-    assert "get logits that are NaN" in found["non-finite"]
+    assert "get logits that are NaN" in found["squares"]
 
 
 def test_tiny_logits_are_seen_where_few_points_fall(undefended, images) -> None:
@@ -297,23 +292,15 @@ def test_models_that_refuse_other_scalings_are_not_asked_again(images) -> None:
     assert probe(strict, *images) == []
 
 
-class _Fickle(nn.Module):
-    """Drops inputs in train mode without a layer for it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, 0.5, self.training)
-
-
 @pytest.mark.parametrize(
     "layer",
-    [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True), _Fickle()],
+    [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)],
 )
 def test_train_mode(layer: nn.Module, undefended, images) -> None:
     network = nn.Sequential(layer, undefended)
     assert undefended.training is False
     (doubt,) = probe(network, *images)
     assert doubt.check == "train-mode"
-    assert f"train mode (1: {type(layer).__name__})" in doubt.message
     assert network.training
     assert layer.training
     assert probe(network.eval(), *images) == []
@@ -412,7 +399,7 @@ def test_train_mode_that_shows_in_the_answers_only(undefended, images) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_train_mode_of_a_scripted_network(images) -> None:
     network = torch.jit.script(nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 10)))
-    assert "train mode (1: Dropout)" in probe(network, *images, eps=0.1)[0].message
+    assert probe(network, *images, eps=0.1)[0].check == "train-mode"
     assert network.training
     assert "train-mode" not in checks(probe(network.eval(), *images, eps=0.1))
 
@@ -449,45 +436,6 @@ def test_leaves_everything_as_found(images) -> None:
     assert probe(network, x, y, eps=0.1) == first
     with torch.inference_mode():
         assert probe(network, x.clone(), y.clone(), eps=0.1) == first
-
-
-def test_looks_at_n_images_evenly(undefended, images) -> None:
-    """A fault of the last tenth of the images is seen by a few of them."""
-    x, y = images
-    sizes: list[int] = []
-
-    def spy(x: Tensor) -> Tensor:
-        sizes.append(len(x))
-        return undefended(x) + torch.where(x[:, :1, 0, 0] == 1, torch.nan, 0.0)
-
-    late = x.clone()
-    late[-len(x) // 10 :, :, 0, 0] = 1
-    (doubt,) = probe(spy, late, y, n=20)
-    assert max(sizes) == 20
-    assert "For 2 of 20 images" in doubt.message
-
-
-def test_double_precision(images) -> None:
-    x, y = images[0].double(), images[1]
-    torch.manual_seed(0)
-    assert probe(nn.Sequential(nn.Flatten(), nn.Linear(64, 10).double()), x, y) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": 2.0}, r"must lie in \[0, 1\]"),
-        ({"n": 0}, "at least 1, got 0"),
-        ({"norm": "Linff"}, "did you mean Linf"),
-        ({"eps": -0.1}, "eps must be positive"),
-    ],
-)
-def test_refuses_bad_input(change: dict, message: str, undefended, images) -> None:
-    x, y = images
-    with pytest.raises(InputError, match=message):
-        probe(undefended, x * change.pop("x", 1.0), y, **change)
-    with pytest.raises(InputError, match="must return logits"):
-        probe(lambda x: x, *images)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

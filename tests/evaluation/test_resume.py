@@ -21,7 +21,7 @@ from commands import error_of
 from mrboost import InputError, files
 from mrboost.attacks import PGD
 from mrboost.cli.main import main
-from mrboost.evaluation import examples
+from mrboost.evaluation import observers
 from mrboost.files import digest
 from mrboost.runs import Run
 
@@ -78,7 +78,7 @@ def test_a_full_disk_costs_the_parts_alone(
 
     replacing = files.replacing
     monkeypatch.setattr(files, "replacing", full)
-    monkeypatch.setattr(examples, "replacing", full)
+    monkeypatch.setattr(observers, "replacing", full)
     command = ["evaluate", str(run), "--attack", "fgsm,cw", "--n", "20", "--no-check", "--quiet"]
     assert main(command) == 0
     out, error = capsys.readouterr()
@@ -177,20 +177,6 @@ def test_figures_are_not_those_of_another_model_or_attack(model, batch, tmp_path
         assert kept[1]["a"].accuracy > kept[0]["a"].accuracy
 
 
-class Odd(Scaled):
-    """With an attribute that nobody can look at, and one whose name is that of a global."""
-
-    def __init__(self, network: nn.Module, factor: float) -> None:
-        super().__init__(network, factor)
-        self.sparse, self.config = (
-            torch.eye(2).to_sparse(),
-            type("C", (), {"__repr__": lambda _: 1 / 0})(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + 0 * x.size(0)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "make",
@@ -198,7 +184,6 @@ class Odd(Scaled):
         lambda m: Noisy(m, 1.0),
         Wrapped,
         lambda m: functools.partial(Wrapped(m)),
-        lambda m: Odd(m, 1.0),
         lambda m: nn.Sequential(torch.jit.trace(m[0], torch.rand(2, 1, 8, 8))),
     ],
 )

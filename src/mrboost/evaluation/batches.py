@@ -7,49 +7,31 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrboost.attacks import PGD, Attack, Classifier, attacked
-from mrboost.attacks.base import LOW_PRECISION, Rounded, ball_of
-from mrboost.attacks.checks import check_logits
+from mrboost.attacks.base import ball_of
 from mrboost.data import Split
-from mrboost.devices import device_of, dtype_of, exact_float32
+from mrboost.devices import device_of, exact_float32
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError, NanLogitsError
 from mrboost.speed.copies import quick
 from mrboost.speed.memory import halved
 from mrboost.threat import ball
 
-
-def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
-    """Model and images in one precision: that of its weights; float32, where it is a lower one."""
-    dtype = dtype_of(model, x.dtype)
-    if dtype in LOW_PRECISION and isinstance(model, nn.Module) and not isinstance(model, Mixture):
-        return Rounded(model, dtype), x.float()
-    return model, x.to(dtype)
-
-
-def admitted(model: Classifier, x: Tensor, y: Tensor) -> tuple[Classifier, Tensor, int]:
-    """``fitted``, and the number of classes; refuses a model that gives no logits for
-    such images and labels."""
-    fits, images = fitted(model, x)
-    one = images[:1].to(device_of(model, otherwise=x.device))
-    with attacked(model):
-        classes = check_logits(fits, one, y)
-        Mixture.check_outermost(model)
-    return fits, images, classes
+from .inputs import fitted
 
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
     """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    clean, robust = (still_correct(model, split.images(), split.y, one) for one in (None, attack))
+    model, x = fitted(model, split.images())
+    clean, robust = (still_correct(model, x, split.y, one) for one in (None, attack))
     return clean.double().mean().item(), robust.double().mean().item()
 
 
 def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
-    """Whether each image is classified correctly after the attack; of a ``Mixture``,
-    with which probability."""
-    model, x = fitted(model, x)
+    """Whether each image, fit for the model, is classified correctly after the attack; of a
+    ``Mixture``, with which probability."""
     return torch.cat([is_correct(model, *batch) for batch in attacked_batches(model, x, y, attack)])
 
 
@@ -133,27 +115,22 @@ def _victim(
 def _check_found(attack: Attack, found: object, x: Tensor, first: int) -> None:
     """Refuse an attack whose images are of another shape or type, or outside the box or the ball
     that it says it keeps to."""
-    name = attack.name
-    if not isinstance(found, Tensor) or found.shape != x.shape:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"{name} was given images of shape {tuple(x.shape)} and returned {got}")
-    if found.dtype != x.dtype:
+    if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype != x.dtype:
+        got = type(found).__name__
+        if isinstance(found, Tensor):
+            got = f"{tuple(found.shape)} of {found.dtype}"
         raise InputError(
-            f"{name} was given images of {x.dtype} and returned {found.dtype}: the attack is "
-            "at fault"
+            f"{attack.name} was given images of shape {tuple(x.shape)} of {x.dtype} and returned "
+            f"{got}: the attack is at fault"
         )
     rounding = 4 * torch.finfo(x.dtype).eps
     # NaN is outside too
     outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)
-    where = "[0, 1]"
+    did = "moved {} out of [0, 1]" if not found.isnan().any() else "made NaN of {}"
     eps, norm = ball_of(attack)
     if not outside.any() and eps is not None and norm is not None:
         outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding
-        where = f"its {norm} ball of {eps:g}"
+        did = f"moved {{}} out of its {norm} ball of {eps:g}"
     if outside.any():
-        number = int(outside.nonzero()[0])
-        image = f"image {first + number}"
-        did = f"moved {image} out of {where}"
-        if found[number].isnan().any():
-            did = f"made NaN of {image}"
-        raise InputError(f"{name} {did}: the attack is at fault")
+        image = f"image {first + int(outside.nonzero()[0])}"
+        raise InputError(f"{attack.name} {did.format(image)}: the attack is at fault")

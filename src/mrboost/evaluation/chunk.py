@@ -3,70 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack, Classifier, Search
+from mrboost.attacks import Attack, AutoAttack, Search
 from mrboost.attacks.points import Points
 from mrboost.attacks.search import seed_of
 from mrboost.attacks.survivors import check as check_searches
 from mrboost.attacks.survivors import run
-from mrboost.devices import device_of
 from mrboost.errors import UnfitError
-from mrboost.files import State, digest
+from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.seeds import random_state, set_random_state
 
-from .batches import admitted, attacked_batches, is_correct
-from .inputs import Images, chunks
-from .resume import Saved, attack_key, model_key
+from .batches import attacked_batches, is_correct
+from .inputs import Chunk
+from .resume import Saved
 
 SAVE_EVERY = 20.0
 """Seconds between two savings inside a stage."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some of the images, and the model in a precision that fits them.
-
-    ``number`` counts chunks, ``first`` is the number of the first image among all, ``classes``
-    that of the logits. ``key`` stands for the model and the images.
-    """
-
-    model: Classifier
-    x: Tensor
-    y: Tensor
-    classes: int
-    number: int
-    first: int
-    key: str
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model, otherwise=self.x.device)
-
-
-def prepared(model: Classifier, x: Images, y: Tensor | None, *, keyed: bool) -> Iterator[Chunk]:
-    """The images chunk by chunk, checked together with the model; with ``keyed`` they have keys."""
-    first, of_model = 0, ""
-    for number, (images, labels) in enumerate(chunks(x, y)):
-        fits, images, classes = admitted(model, images, labels)
-        if keyed and number == 0:
-            of_model = model_key(fits, images)
-        key = digest(of_model, images, labels) if keyed else ""
-        yield Chunk(fits, images, labels, classes, number, first, key)
-        first += len(images)
 
 
 def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
     """Refuse before anything runs what one of the attacks cannot do."""
     for attack in attacks:
         if isinstance(attack, Search | AutoAttack):
-            check_searches(_searches(attack), chunk.model, chunk.x, chunk.classes)
+            check_searches(searches_of(attack), chunk.model, chunk.x, chunk.classes)
 
 
 class Runner:
@@ -94,9 +59,7 @@ class Runner:
             chunk: the images.
             name: what a saved part is called.
         """
-        key = None
-        if self.saved and (of_attack := attack_key(attack)) is not None:
-            key = digest(chunk.key, of_attack)
+        key = self.saved.key(attack, chunk)
         found = self.saved.get(name, key)
         if found is not None and ("adv" in found or not self.images):
             self.meter.skip(len(chunk.x) * work_of(attack, chunk.classes))
@@ -130,27 +93,26 @@ class Runner:
     def _search(
         self, attack: Search | AutoAttack, chunk: Chunk, name: str, key: str | None
     ) -> State:
-        """Stage by stage, each on the points that stand; saved now and then."""
-        searches = _searches(attack)
+        """Stage by stage, each on the points that stand; saved after each and now and then."""
+        searches = searches_of(attack)
         unfinished = f"{name}-unfinished"
         clock = _StageClock(len(searches))
 
         def resume(points: Points) -> int:
             earlier = self.saved.get(unfinished, key)
             if earlier is not None:
-                clock.restore(earlier)
+                clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
                 points.restore(earlier)
                 set_random_state(earlier, chunk.device)
             return clock.stage
 
         def watch(points: Points, stage: int) -> None:
             if clock.stage < stage < len(searches):
-                self.meter.say(
-                    f"stage {searches[stage - 1].name} is done, {int(points.alive.sum())} of "
-                    f"{len(chunk.x)} stand"
-                )
+                stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
+                self.meter.say(f"stage {searches[stage - 1].name} is done, {stand}")
             if clock.tick(stage):
-                state = points.saved() | clock.saved() | random_state(chunk.device)
+                times = {"seconds": clock.seconds, "stage": torch.tensor(clock.stage)}
+                state = points.saved() | times | random_state(chunk.device)
                 self.saved.put(unfinished, key, state)
 
         points = run(
@@ -180,7 +142,7 @@ def work_of(attack: Attack | None, classes: int) -> int:
     return 1 if attack is None else attack.work(classes)
 
 
-def _searches(attack: Search | AutoAttack) -> Sequence[Search]:
+def searches_of(attack: Search | AutoAttack) -> Sequence[Search]:
     return attack.searches if isinstance(attack, AutoAttack) else (attack,)
 
 
@@ -203,10 +165,3 @@ class _StageClock:
             return False
         self._saved = now
         return True
-
-    def saved(self) -> State:
-        return {"seconds": self.seconds, "stage": torch.tensor(self.stage)}
-
-    def restore(self, saved: State) -> None:
-        self.seconds = saved["seconds"]
-        self.stage = int(saved["stage"])

@@ -14,8 +14,8 @@ from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.threat import radius
 
-from .batches import admitted, attacked_batches, fitted, still_correct
-from .inputs import Images, chunks, count
+from .batches import attacked_batches, still_correct
+from .inputs import Chunk, Images, chunks, count, fitted
 from .statistics import wilson_interval
 
 
@@ -66,36 +66,33 @@ def robustness_curve(
     standing = torch.zeros(len(every), dtype=torch.float64)
     with Meter(progress, "curve", " images") as meter:
         meter.begin(None if whole is None else whole * len(every))
-        for images, labels in chunks(x, y):
-            if seen == 0:
-                admitted(model, images[:1], labels)
+        for chunk in chunks(model, x, y):
             # probabilities, for a randomised classifier
-            alive = torch.ones(len(images), dtype=torch.float64)
+            alive = torch.ones(len(chunk.x), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
                 meter.doing(f"eps {eps:g}")
-                _attack_survivors(alive, model, images, labels, one, seen)
+                _attack_survivors(alive, chunk, one)
                 standing[number] += alive.sum()
-                meter(len(images))
-                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(images)} images stand")
-            seen += len(images)
+                meter(len(alive))
+                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(alive)} images stand")
+            seen += len(alive)
     return [
         Radius(eps, n / seen, wilson_interval(n, seen))
         for eps, n in zip(every, standing.tolist(), strict=True)
     ]
 
 
-def _attack_survivors(
-    alive: Tensor, model: Classifier, x: Tensor, y: Tensor, attack: Attack | None, first: int
-) -> None:
-    """Attack the images that are ``alive``, and change that where they fall; the first image is
-    number ``first`` in messages."""
+def _attack_survivors(alive: Tensor, chunk: Chunk, attack: Attack | None) -> None:
+    """Attack the images that are ``alive``, and change that where they fall."""
     survivors = alive.nonzero().squeeze(1)
     if len(survivors) == 0:
         return
+    x, y = chunk.x[survivors.to(chunk.x.device)], chunk.y[survivors]
     try:
-        correct = still_correct(model, x[survivors.to(x.device)], y[survivors], attack)
+        correct = still_correct(chunk.model, x, y, attack)
     except NanLogitsError as error:
-        raise NanLogitsError(first + int(survivors[error.image]), error.attack) from None
+        number = chunk.first + int(survivors[error.image])
+        raise NanLogitsError(number, error.attack) from None
     alive[survivors] = alive[survivors].minimum(correct.double())
 
 

@@ -9,8 +9,8 @@ figures are computed in the model's own precision, image by image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,10 @@ from mrboost.progress import Meter
 from mrboost.seeds import derive, global_stream, keep_random_state
 from mrboost.threat import radius
 
-from .chunk import Chunk, Runner, check_attacks, prepared
-from .examples import Examples
-from .inputs import Images, count
+from .chunk import Runner, check_attacks
+from .inputs import Chunk, Images, chunks, count
 from .measurements import Collector, Measurements
-from .observers import DoubtFinder, Observer, ProgressReport
+from .observers import DoubtFinder, Examples, Observer, ProgressReport
 from .result import Evaluation, UnfinishedError
 from .resume import Saved
 
@@ -148,21 +147,25 @@ def measure(
     balls = {ball_of(attack) for attack in attacks.values()} or {ball}
     eps, norm = balls.pop() if len(balls) == 1 else (None, None)
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    saved = Saved(options.keep, resume=options.resume)
     collected = Collector(attacks)
-    examples = None if options.examples is None else Examples(options.examples)
     with (
         torch.inference_mode(False),
         keep_random_state(device),
         Meter(options.progress) as meter,
-        nullcontext() if examples is None else closing(examples),
+        ExitStack() as closing,
     ):
-        runner = Runner(saved, meter, options.batch_size, images=examples is not None)
         doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
         observers: list[Observer] = [ProgressReport(meter, attacks.values(), count(x))]
-        observers += [doubts] if options.check else []
-        observers += [examples] if examples is not None else []
-        for chunk in prepared(model, x, y, keyed=bool(saved)):
+        if options.check:
+            observers.append(doubts)
+        examples = None
+        if options.examples is not None:
+            examples = Examples(options.examples, {"eps": eps, "norm": norm})
+            closing.callback(examples.close)
+            observers.append(examples)
+        saved = Saved(options.keep, resume=options.resume)
+        runner = Runner(saved, meter, options.batch_size, images=examples is not None)
+        for chunk in chunks(model, x, y):
             if chunk.number == 0:
                 check_attacks(attacks.values(), chunk)
             _attack_chunk(chunk, collected, runner, observers)
@@ -170,18 +173,18 @@ def measure(
                 break
         for observer in observers:
             observer.on_end()
-        measured = Measurements(
-            eps,
-            norm,
-            attacks={label: attacks[label] for label in collected.parts if label != "clean"},
-            labels=torch.cat(collected.labels),
-            found=collected.found(),
-            doubts=tuple(doubts.doubts),
-            check=options.check,
-            failed=tuple(collected.failed),
-            problem=collected.problem(),
-        )
-        return measured if examples is None else _with_examples(measured, examples)
+    problems = [collected.problem(), "" if examples is None else examples.problem]
+    return Measurements(
+        eps,
+        norm,
+        attacks={label: attacks[label] for label in collected.parts if label != "clean"},
+        labels=torch.cat(collected.labels),
+        found=collected.found(),
+        doubts=tuple(doubts.doubts),
+        check=options.check,
+        failed=tuple(collected.failed),
+        problem="; ".join(filter(None, problems)),
+    )
 
 
 def _attack_chunk(
@@ -207,17 +210,6 @@ def _attack_chunk(
         collected.add(label, found)
         for observer in observers:
             observer.on_result(label, chunk, found)
-
-
-def _with_examples(measured: Measurements, examples: Examples) -> Measurements:
-    """Writes the adversarial images; if that fails, it is one more problem."""
-    try:
-        if measured.found:
-            examples.write(measured.labels, {"eps": measured.eps, "norm": measured.norm})
-    except OSError as error:
-        problem = f"cannot write examples to {str(examples.path)!r}: {error.strerror}"
-        return replace(measured, problem="; ".join(filter(None, (measured.problem, problem))))
-    return measured
 
 
 def resolve_attacks(
@@ -257,18 +249,16 @@ def _label(label: object) -> str:
         raise InputError(f"an attack's label is a text, got {label!r}")
     if label in ("clean", "y"):
         raise InputError(
-            f"an attack cannot be called {label!r}: that is the name of something else in "
-            "the result"
+            f"an attack cannot be called {label!r}: that is the name of something else in the "
+            "result"
         )
     return label
 
 
 def _callable(attack: object, label: object) -> Attack:
     if isinstance(attack, type):
-        raise InputError(
-            f"an attack is made first: {attack.__name__}(eps, ...) in the place of "
-            f"{attack.__name__}"
-        )
+        name = attack.__name__
+        raise InputError(f"an attack is made first: {name}(eps, ...) in the place of {name}")
     if not callable(attack):
         raise InputError(
             f"an attack is a name or a callable attack(model, x, y), got {attack!r} as {label!r}"

@@ -1,16 +1,22 @@
-"""The images of an evaluation, in whatever form they come: checked, and a chunk at a time."""
+"""The door of an evaluation: images in whatever form they come, a chunk at a time, checked
+together with the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from mrboost.attacks.checks import check_batch
+from mrboost.attacks import Classifier, attacked
+from mrboost.attacks.base import LOW_PRECISION, Rounded
+from mrboost.attacks.checks import check_batch, check_logits
 from mrboost.data import Split, as_tensors
+from mrboost.devices import device_of, dtype_of
+from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 
 Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
@@ -20,20 +26,54 @@ CHUNK = 2**24
 Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
-def chunks(x: Images, y: Tensor | None) -> Pairs:
-    """Checked images and labels, some thousands at a time.
+@dataclass(frozen=True)
+class Chunk:
+    """Some of the images, and the model in a precision that fits them.
+
+    ``number`` counts chunks, ``first`` is the number of the first image among all, ``classes``
+    that of the logits.
+    """
+
+    model: Classifier
+    x: Tensor
+    y: Tensor
+    classes: int
+    number: int
+    first: int
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model, otherwise=self.x.device)
+
+
+def chunks(model: Classifier, x: Images, y: Tensor | None) -> Iterator[Chunk]:
+    """Images and labels, some thousands at a time, checked together with the model.
 
     Args:
+        model: what is evaluated.
         x: a batch of images, a ``Split``, a dataset, or an iterable of pairs (images, labels).
         y: the labels of a batch of images.
     """
-    none = True
-    for images, labels in _unchecked(x, y):
+    first = 0
+    for number, (images, labels) in enumerate(_unchecked(x, y)):
         check_batch(images, labels)
-        none = False
-        yield images, labels.cpu()
-    if none:
+        fits, images = fitted(model, images)
+        with attacked(model):
+            one = images[:1].to(device_of(model, otherwise=images.device))
+            classes = check_logits(fits, one, labels)
+            Mixture.check_outermost(model)
+        yield Chunk(fits, images, labels.cpu(), classes, number, first)
+        first += len(images)
+    if first == 0:
         raise InputError("there are no images to evaluate on: the data are empty")
+
+
+def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
+    """Model and images in one precision: that of its weights; float32, where it is a lower one."""
+    dtype = dtype_of(model, x.dtype)
+    if dtype in LOW_PRECISION and isinstance(model, nn.Module) and not isinstance(model, Mixture):
+        return Rounded(model, dtype), x.float()
+    return model, x.to(dtype)
 
 
 def _unchecked(x: Images, y: Tensor | None) -> Pairs:
@@ -69,28 +109,24 @@ def _gathered(batches: Iterable[object]) -> Pairs:
         )
     waiting: list[tuple[Tensor, Tensor]] = []
     for pair in batches:
-        images, labels = _pair(pair)
-        if waiting and images.shape[1:] != waiting[0][0].shape[1:]:
-            one, other = tuple(waiting[0][0].shape[1:]), tuple(images.shape[1:])
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+            raise InputError(
+                "without y, x must give pairs (images, labels), it gave "
+                f"{type(pair).__name__}{many}: choose two of each, as in "
+                "((batch[0], batch[1]) for batch in loader)"
+            )
+        waiting.append(as_tensors(*pair))
+        one, other = (tuple(images.shape[1:]) for images, _ in (waiting[0], waiting[-1]))
+        if one != other:
             raise InputError(
                 f"images must all have the same shape, got {one} and {other}: resize or crop them"
             )
-        waiting.append((images, labels))
         if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
             yield _together(waiting)
             waiting = []
     if waiting:
         yield _together(waiting)
-
-
-def _pair(pair: object) -> tuple[Tensor, Tensor]:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
-        raise InputError(
-            f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}{many}: "
-            "choose two of each, as in ((batch[0], batch[1]) for batch in loader)"
-        )
-    return as_tensors(*pair)
 
 
 def _together(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -123,23 +159,13 @@ def _per_chunk(images: Tensor | np.ndarray) -> int:
 
 
 def count(x: Images) -> int | None:
-    """How many images there are, if ``x`` tells."""
+    """How many images there are, if ``x`` tells; of a ``DataLoader`` that drops its last batch, how
+    many there are with that."""
+    if isinstance(x, DataLoader):
+        sampler = x.sampler if x.batch_size is not None else None
+        return len(sampler) if isinstance(sampler, Sized) else None
     if isinstance(x, Tensor | np.ndarray):
         return len(x) if x.ndim else None
     if isinstance(x, Split):
         return len(x)
-    if isinstance(x, DataLoader):
-        return _count_of_loader(x)
     return len(x) if _is_map(x) and isinstance(x, Sized) else None
-
-
-def _count_of_loader(loader: DataLoader[object]) -> int | None:
-    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if type(batches) is not BatchSampler:  # another may make batches of any size
-        return None
-    iterable = isinstance(loader.dataset, IterableDataset)
-    whole = loader.dataset if iterable else batches.sampler
-    n = len(whole) if isinstance(whole, Sized) else None
-    if n is None or not batches.drop_last:
-        return n
-    return n - n % batches.batch_size

@@ -112,17 +112,18 @@ class Measurements:
                 whole[rank::world] = share
             return whole
 
-        everywhere = [label for label in found[0] if all(label in each for each in found)]
         merged = dict[str, State]()
-        for label in everywhere:
-            state = {
-                key: interleaved([each[label][key] for each in found])
-                for key in found[0][label]
+        for label in [label for label in found[0] if all(label in each for each in found)]:
+            states = [each[label] for each in found]
+            merged[label] = {
+                key: interleaved([state[key] for state in states])
+                for key in states[0]
                 if key != "seconds"
             }
-            seconds = [each[label]["seconds"].sum(dim=0) for each in found]
-            merged[label] = state | {"seconds": torch.stack(seconds).amax(dim=0, keepdim=True)}
+            seconds = [state["seconds"].sum(dim=0) for state in states]
+            merged[label]["seconds"] = torch.stack(seconds).amax(dim=0, keepdim=True)
         of = f"of {world}, which counts its own images, one in {world}"
+        told = [f"{text} (in process {rank} {of})" for rank, text in enumerate(problems) if text]
         return replace(
             self,
             attacks={key: one for key, one in self.attacks.items() if key in merged},
@@ -130,11 +131,7 @@ class Measurements:
             found=merged,
             doubts=doubts[0],
             failed=tuple(dict.fromkeys(label for each in failed for label in each)),
-            problem="; ".join(
-                f"{problem} (in process {rank} {of})"
-                for rank, problem in enumerate(problems)
-                if problem
-            ),
+            problem="; ".join(told),
         )
 
     def evaluation(self) -> Evaluation:

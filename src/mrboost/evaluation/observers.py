@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import os
+import zipfile
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
+import numpy as np
+import safetensors
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from mrboost.attacks import Attack
-from mrboost.files import State
+from mrboost.errors import InputError
+from mrboost.files import State, replacing
 from mrboost.progress import Meter
-from mrboost.speed.memory import halved
 
-from .chunk import Chunk, work_of
+from .chunk import work_of
 from .doubts import Doubt, probe
+from .inputs import Chunk
 
 
 class Observer:
@@ -28,7 +40,7 @@ class Observer:
         """It left this of the chunk."""
 
     def on_failure(self, label: str) -> None:
-        """It failed, and will not be tried on further chunks."""
+        """It failed, and will not be tried on further chunks; without ``clean``, none will."""
 
     def on_end(self) -> None:
         """Everything is measured."""
@@ -47,8 +59,7 @@ class ProgressReport(Observer):
         self._meter = meter
         self._attacks = attacks
         self._images = images
-        self._seen: dict[str, int] = {}
-        self._correct: dict[str, float] = {}
+        self._correct: dict[str, list[Tensor]] = {}
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
@@ -61,22 +72,22 @@ class ProgressReport(Observer):
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:
         if chunk.number == 0 and label == "clean":  # clean images say nothing of the pace
             self._meter.skip(0)
-        self._seen[label] = self._seen.get(label, 0) + len(chunk.x)
-        self._correct[label] = self._correct.get(label, 0) + found["correct"].double().sum().item()
-        if self._seen[label] == self._images:
+        correct = self._correct.setdefault(label, [])
+        correct.append(found["correct"].double())
+        if chunk.first + len(chunk.x) == self._images:
             self._say_done(label)
 
     def on_failure(self, label: str) -> None:
         self._meter.say(f"{label} failed")
-        self._seen.pop(label, None)
+        self._correct.pop(label, None)
 
     def on_end(self) -> None:
-        for label, seen in self._seen.items():
-            if seen != self._images:  # their number was not known before
-                self._say_done(label)
+        for label in list(self._correct):  # of images whose number was not known before
+            self._say_done(label)
 
     def _say_done(self, label: str) -> None:
-        self._meter.say(f"{label} is done, {self._correct[label] / self._seen[label]:.2%} stand")
+        share = torch.cat(self._correct.pop(label)).mean()
+        self._meter.say(f"{label} is done, {share:.2%} stand")
 
 
 class DoubtFinder(Observer):
@@ -92,17 +103,91 @@ class DoubtFinder(Observer):
         if chunk.number == 0:
             self._meter.doing("looking for doubts")
             self._meter.say("looking for doubts")
-            self.doubts = self._probe(chunk)
+            self.doubts = probe(chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm)
 
-    def _probe(self, chunk: Chunk) -> list[Doubt]:
-        """On as many images as there is memory for."""
-        images = 64
-        while True:
-            try:
-                return probe(
-                    chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm, n=images
-                )
-            except torch.OutOfMemoryError as error:
-                if images == 1:
-                    return []
-                images = halved(images, error)
+
+class Examples(Observer):
+    """Writes the images of each attack to a file, .safetensors or .npz, in one step at the end.
+
+    Until then they lie in unlinked files, so that memory does not grow with their number. A file
+    that could not be written is refused at once; ``problem`` says what went wrong later.
+
+    Args:
+        path: the file.
+        ball: eps and norm of the attacks, kept as facts of a .safetensors file.
+    """
+
+    def __init__(self, path: Path, ball: Mapping[str, object]) -> None:
+        self.problem = ""
+        self._path = path
+        self._ball = ball
+        self._open = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+        self._labels: list[Tensor] = []
+        self._like = np.zeros(0)
+        if path.suffix not in (".safetensors", ".npz"):
+            raise InputError(f"examples are written as .safetensors or .npz, got {str(path)!r}")
+        problem = ""
+        if path.is_dir():
+            problem = "it is a folder"
+        elif not path.parent.is_dir():
+            problem = "there is no such folder: make it first"
+        elif not os.access(path.parent, os.W_OK):
+            problem = "its folder may not be written to"
+        if problem:
+            raise InputError(f"cannot write examples to {str(path)!r}: {problem}")
+
+    def close(self) -> None:
+        self._open.close()
+
+    def on_chunk(self, chunk: Chunk) -> None:
+        self._labels.append(chunk.y)
+
+    def on_result(self, label: str, chunk: Chunk, found: State) -> None:  # noqa: ARG002
+        self._like = found["adv"][:1].numpy()
+        try:
+            if label not in self._files:
+                file = TemporaryFile(dir=self._path.parent)  # noqa: SIM115 — ``close`` closes it
+                self._files[label] = self._open.enter_context(file)
+            self._files[label].write(found["adv"].contiguous().numpy().data)
+        except OSError as error:  # the figures can be had all the same
+            self._fail(error)
+
+    def on_failure(self, label: str) -> None:
+        self._files.pop(label, None)
+        if label == "clean":
+            self._files.clear()
+
+    def on_end(self) -> None:
+        if not self._files or self.problem:
+            return
+        tensors = {"y": torch.cat(self._labels)}
+        shape = (len(tensors["y"]), *self._like.shape[1:])
+        try:
+            for label, file in self._files.items():
+                file.flush()
+                array = np.memmap(file, self._like.dtype, "r+", shape=shape)
+                tensors[label] = torch.from_numpy(array)
+            self._write(tensors)
+        except OSError as error:
+            self._fail(error)
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        with replacing(self._path) as temporary:
+            if self._path.suffix == ".npz":
+                # Not np.savez: an attack may have the name of one of its arguments
+                with zipfile.ZipFile(temporary, "w") as archive:
+                    for name, tensor in tensors.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, tensor.numpy())
+                return
+            attacks = sorted(tensors.keys() - {"clean", "y"})
+            facts = {"images": "clean and adversarial, in [0, 1]", "attacks": attacks}
+            metadata = {"facts": json.dumps(facts | dict(self._ball))}
+            try:  # not write_tensors, which copies
+                safetensors.torch.save_file(dict(tensors), temporary, metadata)
+            except safetensors.SafetensorError as error:
+                raise OSError(0, str(error)) from None
+
+    def _fail(self, error: OSError) -> None:
+        self.problem = f"cannot write examples to {str(self._path)!r}: {error.strerror}"

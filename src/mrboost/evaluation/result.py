@@ -250,17 +250,13 @@ def robustbench_summary(
         facts: added as they are: link, authors, venue, additional_data and whatever else the card
             asks for.
     """
-    if attack not in [outcome.attack for outcome in evaluation.outcomes]:
+    found = {outcome.attack: outcome for outcome in evaluation.outcomes}
+    ran = [stage.attack for stage in found[attack].stages] if attack in found else []
+    whole = [[part.name for part in make(8 / 255, "Linf")] for make in VERSIONS.values()]
+    if attack not in found or (ran not in whole and evaluation.eps != 0):
         raise InputError(
-            f"the card's figure is that of AutoAttack, and there is no {attack!r}: evaluate "
-            "that too"
-        )
-    ran = tuple(stage.attack for stage in evaluation[attack].stages)
-    whole = [tuple(part.name for part in make(8 / 255, "Linf")) for make in VERSIONS.values()]
-    if ran not in whole and evaluation.eps != 0:
-        raise InputError(
-            f"the card's figure is that of AutoAttack, and {attack!r} is another attack: "
-            "evaluate that too"
+            f"the card's figure is that of AutoAttack, and {attack!r} is another attack or was "
+            "not evaluated: evaluate that too"
         )
     card: dict[str, Any] = {
         "name": name,
@@ -273,10 +269,9 @@ def robustbench_summary(
         "unreliable": [doubt.message for doubt in evaluation.doubts],
         **facts,
     }
-    clean, robust = evaluation["clean"], evaluation[attack]
     figures = {
-        "clean": (clean.accuracy, clean.interval),
-        "autoattack": (robust.accuracy, robust.interval),
+        "clean": (found["clean"].accuracy, found["clean"].interval),
+        "autoattack": (found[attack].accuracy, found[attack].interval),
     }
     if evaluation.eps is not None and not evaluation.failed:
         figures["worst_case"] = evaluation.worst

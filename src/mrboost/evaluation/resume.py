@@ -21,6 +21,8 @@ from mrboost.files import State, digest, read_tensors, write_tensors
 from mrboost.progress import note
 from mrboost.seeds import global_stream
 
+from .inputs import Chunk
+
 _OUR_FILES = re.compile(r"\.?\d+-\d+(-unfinished)?\.safetensors(\..+\.tmp)?")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SAYS_TOO_LITTLE = re.compile(r"<locals>|<lambda>|object at 0x")
@@ -33,13 +35,21 @@ class Saved:
     def __init__(self, folder: Path | None, *, resume: bool = False) -> None:
         self._folder = folder
         self._failed = False
+        self._of_model = ""
         if folder is not None and not resume:
             for path in folder.glob("*"):
                 if _OUR_FILES.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
-    def __bool__(self) -> bool:
-        return self._folder is not None
+    def key(self, attack: Attack | None, chunk: Chunk) -> str | None:
+        """Stands for model, images and attack; None where nothing is kept, or where the ``repr``
+        of the attack does not tell it from others, as that of a lambda."""
+        text = repr(attack)
+        if self._folder is None or _SAYS_TOO_LITTLE.search(text):
+            return None
+        self._of_model = self._of_model or model_key(chunk.model, chunk.x)
+        text = _ADDRESS.sub("", text)
+        return digest(self._of_model, chunk.x, chunk.y, text, _weights(attack))
 
     def get(self, name: str, key: str | None) -> State | None:
         """The part of this name, if it was put under the same key."""
@@ -81,15 +91,6 @@ def model_key(model: Classifier, x: Tensor) -> str:
         answers = model(x[:8].to(device, copy=True)).float().cpu()
     size = answers.abs().amax().clamp(min=1e-12)
     return digest(_weights(model), (answers / size * 1e4).round(), (size.log2() * 1e3).round())
-
-
-def attack_key(attack: Attack | None) -> str | None:
-    """Stands for an attack: its ``repr``, and the weights of networks that it uses. None where the
-    ``repr`` does not tell it from others, as that of a lambda."""
-    text = repr(attack)
-    if _SAYS_TOO_LITTLE.search(text):
-        return None
-    return digest(_ADDRESS.sub("", text), _weights(attack))
 
 
 def _weights(user: object) -> str:

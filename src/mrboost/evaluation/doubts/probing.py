@@ -9,26 +9,21 @@ gradients); Croce & Hein 2020.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import PGD, Classifier, attacked
-from mrboost.attacks.checks import check_batch, check_logits
+from mrboost.attacks import Classifier, attacked
+from mrboost.attacks.checks import check_logits
+from mrboost.attacks.networks import networks
 from mrboost.devices import device_of, dtype_of
-from mrboost.ensemble import Mixture, members_of
-from mrboost.errors import InputError
-from mrboost.losses import margin
+from mrboost.ensemble import members_of
 from mrboost.seeds import keep_random_state
-from mrboost.threat import ball
+from mrboost.speed.memory import halved
 
-from . import answers, gradients
+from .checks import CHECKS, OF_MEMBERS, Sample
 from .outcomes import Doubt
-from .sample import Sample
-
-Seen = dict[str, str | None]
-"""What each check says, or None."""
 
 
 def probe(
@@ -42,36 +37,48 @@ def probe(
     seed: int = 0,
 ) -> list[Doubt]:
     """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the
-    images, evenly spaced.
+    images, evenly spaced; on fewer where there is no memory for so many.
 
     The model is left as found. It takes about 130 forward and backward passes, at most 230, and up
-    to 300 forward ones for images that stand. Where gradients are useless in themselves, what
-    attacks make of them is not tried.
+    to 300 forward ones for images that stand.
     """
-    check_batch(x, y)
-    if n < 1:
-        raise InputError(f"n must be at least 1, got {n}: 64 images are enough")
-    if eps != 0:
-        ball(norm, eps)
+    try:
+        return _probe(model, x, y, eps, norm, n, seed)
+    except torch.OutOfMemoryError as error:
+        fewer = halved(n, error)
+    return probe(model, x, y, eps=eps, norm=norm, n=fewer, seed=seed)
+
+
+def _probe(
+    model: Classifier, x: Tensor, y: Tensor, eps: float, norm: str, n: int, seed: int
+) -> list[Doubt]:
     device = device_of(model, otherwise=x.device)
     picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
     with keep_random_state(device), torch.inference_mode(False):
         images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
         labels = y[picked.to(y.device)].to(device, copy=True)
-        given = answers.as_given(model, images)
-    with attacked(model), keep_random_state(device), torch.inference_mode(False):
-        check_logits(model, images, labels)
-        sample = Sample.of(model, images, labels, eps=eps, norm=norm, seed=seed)
-        seen = _answers(sample, given) | gradients.useless(sample)
-        # Chance breaks points that are tried again and again.
-        blind = any(seen.get(check) for check in ("random", "non-finite", "zero-gradient"))
-        if eps != 0 and not blind:
-            seen |= _small_attacks(sample, seen)
-        doubts = [Doubt(check, message) for check, message in seen.items() if message]
-        return doubts if seen["random"] else [*doubts, *_of_members(sample, seen)]
+        as_given = _in_train_mode(model, images)
+        with attacked(model):
+            check_logits(model, images, labels)
+            sample = Sample.of(
+                model, images, labels, eps=eps, norm=norm, seed=seed, as_given=as_given
+            )
+            seen = _seen(sample, CHECKS)
+            doubts = [Doubt(check, message) for check, message in seen.items()]
+            return doubts if "random" in seen else doubts + _of_members(sample, seen)
 
 
-def _of_members(sample: Sample, seen: Seen) -> list[Doubt]:
+def _seen(sample: Sample, checks: Iterable[str]) -> dict[str, str]:
+    """What these checks say, by name."""
+    seen: dict[str, str] = {}
+    for name in checks:
+        check, pointless_after = CHECKS[name]
+        if seen.keys().isdisjoint(pointless_after) and (message := check(sample)):
+            seen[name] = message
+    return seen
+
+
+def _of_members(sample: Sample, seen: Collection[str]) -> list[Doubt]:
     """Of the members of an ensemble that count: one without gradients leaves those of the others,
     which an attack on all of them then follows alone."""
     doubts = []
@@ -79,38 +86,30 @@ def _of_members(sample: Sample, seen: Seen) -> list[Doubt]:
     for number, (member, weight) in enumerate(members, start=1):
         if len(members) == 1 or weight <= 0.01:
             continue
+        alone = Sample.of(
+            member, sample.x, sample.y, eps=sample.eps, norm=sample.norm, seed=sample.seed
+        )
         of = f"Of member {number} of {len(members)}, on its own: "
-        for check, message in gradients.useless(sample.another(member)).items():
-            if message and not seen.get(check):
-                doubts.append(Doubt(check, of + message))
+        doubts += [
+            Doubt(check, of + message)
+            for check, message in _seen(alone, OF_MEMBERS).items()
+            if check not in seen
+        ]
     return doubts
 
 
-def _answers(sample: Sample, given: answers.AsGiven) -> Seen:
-    """What the logits themselves show."""
-    random = answers.draws(sample)
-    if random:
-        given = replace(given, logits=None)
-    return {
-        "random": random,
-        "batch": None if random else answers.batch(sample),
-        "train-mode": answers.train_mode(sample, given),
-        "probabilities": answers.probabilities(sample),
-        "saturated": answers.saturated(sample),
-        "rounded": answers.rounded(sample),
-        "scaling": None if random else answers.scaling(sample),
-    }
-
-
-def _small_attacks(sample: Sample, seen: Seen) -> Seen:
-    """What other losses, more steps and no gradients at all break of what a short PGD leaves."""
-    found: Seen = {}
-    eps, norm, seed = sample.eps, sample.norm, sample.seed
-    stands = sample.withstands(PGD(eps, norm, steps=20, loss=margin, seed=seed))
-    if not seen["probabilities"] and not seen["saturated"]:
-        by_ce = sample.withstands(PGD(eps, norm, steps=20, seed=seed))
-        found["weak-loss"] = gradients.weak_loss(stands, by_ce) or answers.flat(sample)
-    found["more-steps"], left = gradients.more_steps(sample, stands)
-    if not isinstance(sample.model, Mixture) and sample.x.ndim == 4 and not seen.get("large-eps"):
-        found |= gradients.squares(sample, left)
-    return found
+def _in_train_mode(model: Classifier, x: Tensor) -> Tensor | None:
+    """The logits in train mode, if the model is in it and gives any; its buffers stay."""
+    modules = [module for network in networks(model) for module in network.modules()]
+    if not any(getattr(module, "training", False) for module in modules):
+        return None  # a frozen script has no mode
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(False)]
+    try:
+        with torch.no_grad():
+            logits = model(x.clone())
+    except Exception:  # in eval mode, which counts, it may work
+        return None
+    finally:
+        for buffer, before in kept:
+            buffer.data.copy_(before)
+    return logits if isinstance(logits, Tensor) else None

@@ -1,0 +1,386 @@
+"""The checks of a model: each gives a message about what it saw, or None.
+
+``CHECKS`` is the table of them. A ``Sample`` is what they look at: some clean images, the model's
+logits on them and their slopes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mrboost.attacks import PGD, Classifier, Square
+from mrboost.attacks.base import LOW_PRECISION
+from mrboost.attacks.checks import are_probabilities
+from mrboost.attacks.survivors import run
+from mrboost.ensemble import Mixture
+from mrboost.errors import NanLogitsError
+from mrboost.losses import Loss, cross_entropy, margin
+
+_QUERIES = 300
+
+# Mean and standard deviation of each channel, with which models of these data are usually fed
+_STATISTICS = {
+    "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "MNIST": ((0.1307,), (0.3081,)),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model on clean images, and the ball in which attacks are tried on it.
+
+    ``slope`` and ``ce_slope`` are the largest slopes of the margin and of the cross-entropy in any
+    pixel of an image. ``as_given`` are the logits in train mode, if the model is in it.
+    """
+
+    model: Classifier
+    x: Tensor
+    y: Tensor
+    eps: float
+    norm: str
+    seed: int
+    logits: Tensor
+    slope: Tensor
+    ce_slope: Tensor
+    as_given: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps: float,
+        norm: str,
+        seed: int,
+        as_given: Tensor | None = None,
+    ) -> Sample:
+        logits, slope = _slope(model, x, y, margin)
+        _, ce_slope = _slope(model, x, y, cross_entropy)
+        return cls(model, x, y, eps, norm, seed, logits, slope, ce_slope, as_given)
+
+    @property
+    def right(self) -> Tensor:
+        """Which images are classified correctly."""
+        return self.logits.argmax(dim=1) == self.y
+
+    def of_right(self) -> tuple[Tensor, Tensor]:
+        """Those images and their labels."""
+        return self.x[self.right], self.y[self.right]
+
+    def withstands(self, attack: PGD) -> Tensor:
+        """Which of the correctly classified images stay so."""
+        x, y = self.of_right()
+        return is_right(self.model, attack(self.model, x, y), y) if len(x) else self.right[:0]
+
+    @cached_property
+    def stands(self) -> Tensor:
+        """Which of the correctly classified images withstand a short PGD on the margin."""
+        return self.withstands(PGD(self.eps, self.norm, steps=20, loss=margin, seed=self.seed))
+
+    @cached_property
+    def left(self) -> tuple[Tensor, Tensor]:
+        """The images that withstand longer PGD with restarts too, and their labels."""
+        x, y = self.of_right()
+        x, y = x[self.stands], y[self.stands]
+        for restart in range(1, 4):
+            before = len(x)
+            if before == 0:
+                break
+            attack = PGD(self.eps, self.norm, steps=50, loss=margin, seed=self.seed + restart)
+            stand = is_right(self.model, attack(self.model, x, y), y)
+            x, y = x[stand], y[stand]
+            if len(x) == before:
+                break
+        return x, y
+
+
+def _slope(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Logits and the largest slope of the loss. A pass for each loss: one of a compiled model can
+    be gone back through once."""
+    leaf, gradient = x.clone().requires_grad_(True), None
+    with torch.enable_grad():
+        logits = model(leaf.clone())  # a model may work in place
+        values = loss(logits, y, reduction="none")
+    if values.requires_grad:
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    if gradient is None:
+        return logits.detach(), x.new_zeros(len(x))
+    return logits.detach(), gradient.flatten(1).abs().amax(dim=1)
+
+
+def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x.clone()).argmax(dim=1) == y
+
+
+def train_mode(sample: Sample) -> str | None:
+    given = sample.as_given
+    if given is None or given.shape != sample.logits.shape:
+        return None
+    if not _differ(sample.logits, given, 1e-4):
+        return None
+    return (
+        "This model is in train mode, and its logits are others there, but evaluation is "
+        "done in eval mode: its figures are not those of the model as given. Call model.eval() if "
+        "you use it so."
+    )
+
+
+def probabilities(sample: Sample) -> str | None:
+    if not are_probabilities(sample.logits):
+        return None
+    return (
+        f"The model returns probabilities: on all {len(sample.y)} images the outputs are not "
+        "negative and sum to 1. Losses of logits are nearly flat in them, which weakens attacks: "
+        "return the logits, or take the logarithm."
+    )
+
+
+def scaling(sample: Sample) -> str | None:
+    """Images scaled in a usual way are classified far better than as given, and than by
+    always giving one label."""
+    n, given = len(sample.y), int(sample.right.sum())
+    enough = max(given, int(sample.y.bincount().max())) + max(5, math.ceil(0.2 * n))
+    found: dict[str, int] = {}
+    for name, images in _scaled(sample.x) if enough <= n else ():
+        try:
+            found[name] = int(is_right(sample.model, images, sample.y).sum())
+        except Exception:  # a model that refuses such images does not expect them
+            continue
+    if max(found.values(), default=0) < enough:
+        return None
+    figures = ", ".join(f"{count / n:.0%} as {name}" for name, count in found.items())
+    return (
+        f"Of {n} images x in [0, 1] the model classifies {given / n:.0%} correctly, but scaled "
+        f"otherwise {figures}: it expects such a scaling, or has unsettled BatchNorm statistics. "
+        "Put the scaling inside the model, or train on."
+    )
+
+
+def _scaled(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "255 x", 255 * x
+    yield "2 x - 1", 2 * x - 1
+    axes = [0, 2, 3] if x.ndim == 4 else list(range(x.ndim))
+    std, mean = torch.std_mean(x, axes, correction=0, keepdim=True)
+    yield "(x - mean) / std of these images", (x - mean) / std.clamp(min=1e-3)
+    for name, statistics in _STATISTICS.items():
+        if x.ndim == 4 and x.shape[1] == len(statistics[0]):
+            mean, std = (x.new_tensor(values).view(1, -1, 1, 1) for values in statistics)
+            yield f"(x - mean) / std of {name}", (x - mean) / std
+
+
+def draws(sample: Sample) -> str | None:
+    with torch.no_grad():
+        # A draw may be the same a few times
+        first, *others = [sample.model(sample.x[:8].clone()) for _ in range(10)]
+    found = [text for other in others if (text := _differ(first, other, 1e-4))]
+    if not found:
+        return None
+    return (
+        f"The same images ten times gave logits that differ {found[0]}: the model draws random "
+        "numbers, and an attack follows one draw's gradient. Use autoattack-rand, which averages."
+    )
+
+
+def batch(sample: Sample) -> str | None:
+    with torch.no_grad():
+        alone = torch.cat([sample.model(image[None].clone()) for image in sample.x[:4]])
+    found = _differ(sample.logits[:4], alone, 1e-2)
+    if not found:
+        return None
+    return (
+        f"An image alone and the same image in a batch got logits that differ {found}: the answer "
+        "depends on the other images, so no accuracy is the model's own. Fix the statistics that "
+        "it takes from the batch (BatchNorm with track_running_stats=False, say)."
+    )
+
+
+def _differ(logits: Tensor, others: Tensor, tolerance: float) -> str:
+    """By how much the logits differ, if by more than this share of the logits that decide: those
+    of classes ruled out are huge."""
+    change = (logits - others).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).abs().max()
+    size = logits.topk(min(2, logits.shape[1]), dim=1).values.abs().max()
+    if not change > max(tolerance, 10 * torch.finfo(logits.dtype).eps) * size:  # nor for NaN
+        return ""
+    return f"by up to {change:.2g} (of {size:.2g})"
+
+
+def saturated(sample: Sample) -> str | None:
+    lead = -margin(sample.logits, sample.y, reduction="none")
+    right = int(sample.right.sum())
+    flat = (lead > 16) & (sample.ce_slope == 0) & (sample.slope != 0)
+    if flat.sum() <= 0.1 * right:
+        return None
+    return (
+        f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is "
+        f"exactly flat: the true logit leads by {lead[flat].median():.3g} (median), more than the "
+        "softmax resolves. Attacks on it (fgsm, pgd, apgd-ce) fail there: trust those on margins "
+        "(cw, apgd-dlr, apgd-t), or divide the logits by a constant."
+    )
+
+
+def rounded(sample: Sample) -> str | None:
+    """The last bits, about 16 of a logit's, change with the batch: no attack says
+    much of such images."""
+    logits = sample.logits.float() if sample.logits.dtype in LOW_PRECISION else sample.logits
+    lead = -margin(logits, sample.y, reduction="none")
+    true = logits.gather(1, sample.y[:, None]).squeeze(1)
+    size = true.abs().maximum((true - lead).abs())
+    right = int(sample.right.sum())
+    lost = sample.right & (lead < 32 * torch.finfo(logits.dtype).eps * size)
+    if lost.sum() <= 0.1 * right:
+        return None
+    return (
+        f"For {int(lost.sum())} of {right} correctly classified images the true logit leads by "
+        f"{lead[lost].median():.2g} (median) beside logits of {size[lost].median():.2g}: that is "
+        "hardly more than rounding, and so are the mistakes that attacks find. Take from the "
+        "logits what they have in common, or compute in float64."
+    )
+
+
+def non_finite(sample: Sample) -> str | None:
+    margins = margin(sample.logits, sample.y, reduction="none")
+    values = torch.stack([margins, sample.slope, sample.ce_slope])
+    count = int((~values.isfinite()).any(dim=0).sum())
+    if count == 0:
+        return None
+    return (
+        f"For {count} of {len(sample.y)} images the logits or the loss's gradient are not finite: "
+        "attacks stand still there, or end in images that are none. Look for overflow, division "
+        "by zero, roots and logarithms of zero."
+    )
+
+
+def zero_gradient(sample: Sample) -> str | None:
+    zero = sample.slope == 0
+    if zero.sum() <= 0.05 * len(zero):
+        return None
+    return (
+        f"For {int(zero.sum())} of {len(zero)} images ({int((zero & sample.right).sum())} of them "
+        "classified correctly) the gradient of the margin is exactly zero: attacks by gradient "
+        "cannot move, and what they leave standing is not robust. Look for rounding or detaching; "
+        "attack a smooth version of the model, or with square."
+    )
+
+
+def large_eps(sample: Sample) -> str | None:
+    """Within a radius that reaches the grey image from anywhere, an attack has to break
+    what that image breaks."""
+    reach = 0.5 if sample.norm == "Linf" else 0.5 * math.sqrt(sample.x[0].numel())
+    radius = max(sample.eps, reach)
+    x, y = sample.of_right()
+    if len(x) == 0:
+        return None
+    stands = sample.withstands(PGD(radius, sample.norm, steps=20, loss=margin, seed=sample.seed))
+    missed = stands & ~is_right(sample.model, torch.full_like(x, 0.5), y)
+    if missed.sum() < max(2, 0.05 * len(sample.y)):
+        return None
+    return (
+        f"PGD at {sample.norm} eps {radius:.3g} leaves {int(stands.sum())} of {len(x)} correctly "
+        "classified images standing, but painting them grey, within that radius, fools the model "
+        f"on {int(missed.sum())} of them: the gradients mislead attacks. Attack a smooth version "
+        "of the model, or with square."
+    )
+
+
+def weak_loss(sample: Sample) -> str | None:
+    """Of what falls to 20 steps on either loss, sound models keep less than a seventh for the
+    margin alone. Or the softmax hardly tells the classes apart: then the cross-entropy's gradient
+    is the mean over all of them."""
+    if sample.eps == 0:
+        return None
+    by_ce = sample.withstands(PGD(sample.eps, sample.norm, steps=20, seed=sample.seed))
+    few = int((~by_ce).sum())
+    more = int((by_ce & ~sample.stands).sum())
+    spread = (sample.logits.amax(dim=1) - sample.logits.amin(dim=1)).median().item()
+    if _beyond(0.15, more, few + more):
+        seen = (
+            f"PGD with 20 steps on the cross-entropy breaks {few} of {len(by_ce)} correctly "
+            f"classified images, on the margin {more} others"
+        )
+    elif 0 < spread < 0.05:
+        seen = f"The largest and the least logit of an image differ by {spread:.2g} (median)"
+    else:
+        return None
+    return (
+        f"{seen}: attacks on the cross-entropy (fgsm, pgd, apgd-ce) are weak here, as they are "
+        "where logits are small. Trust those on margins (cw, apgd-dlr, apgd-t), or autoattack."
+    )
+
+
+def more_steps(sample: Sample) -> str | None:
+    """Of what falls to 20 steps or to more effort, sound models keep less than a fifth for the
+    latter."""
+    if sample.eps == 0:
+        return None
+    few = int((~sample.stands).sum())
+    more = len(sample.stands) - few - len(sample.left[0])
+    if not _beyond(0.2, more, few + more):
+        return None
+    return (
+        f"PGD with 20 steps breaks {few} of {len(sample.stands)} correctly classified images, "
+        f"with 50 steps and restarts {more} more: it has not converged, and the accuracy it leaves "
+        "is too high. Use autoattack, and raise steps and restarts until the figure stays."
+    )
+
+
+def squares(sample: Sample) -> str | None:
+    """Of sound models a few hundred random squares break nothing that gradients, with restarts,
+    leave standing."""
+    if sample.eps == 0 or isinstance(sample.model, Mixture) or sample.x.ndim != 4:
+        return None
+    x, y = sample.left
+    if len(x) == 0:
+        return None
+    attack = Square(sample.eps, sample.norm, steps=_QUERIES)
+    try:
+        broken = int((~run(sample.model, x, y, [attack], sample.seed).alive).sum())
+    except NanLogitsError:  # attacks will name the image
+        return "Some images within the ball get logits that are NaN: attacks fail there."
+    if broken < max(3, 0.04 * len(sample.stands)):
+        return None
+    return (
+        f"The square attack with {_QUERIES} queries, which needs no gradients, breaks {broken} of "
+        f"{len(x)} images that PGD with restarts leaves standing: the gradients mislead attacks. "
+        "Use autoattack, and give the worst case; better still, attack a smooth version of the "
+        "model."
+    )
+
+
+def _beyond(share: float, count: int, of: int) -> bool:
+    """Whether a count is no chance if each of so many has this share: five at least, two
+    standard deviations above."""
+    return count >= 5 and count > share * of + 2 * math.sqrt(share * (1 - share) * of)
+
+
+_BLIND = ("random", "non-finite", "zero-gradient")
+"""Where one of these was seen, chance or useless gradients decide what attacks find."""
+
+CHECKS: dict[str, tuple[Callable[[Sample], str | None], tuple[str, ...]]] = {
+    "random": (draws, ()),
+    "batch": (batch, ("random",)),
+    "train-mode": (train_mode, ("random",)),
+    "probabilities": (probabilities, ()),
+    "saturated": (saturated, ()),
+    "rounded": (rounded, ()),
+    "scaling": (scaling, ("random",)),
+    "non-finite": (non_finite, ()),
+    "zero-gradient": (zero_gradient, ()),
+    "large-eps": (large_eps, ("non-finite", "zero-gradient")),
+    "weak-loss": (weak_loss, (*_BLIND, "probabilities", "saturated")),
+    "more-steps": (more_steps, _BLIND),
+    "squares": (squares, (*_BLIND, "large-eps")),
+}
+"""Each check, and those whose doubt makes it meaningless."""
+
+OF_MEMBERS = ("non-finite", "zero-gradient", "large-eps")
+"""What the gradients of an ensemble's other members hide."""
