@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.attacks import PGD, Attack, Classifier, attacked
-from mrboost.attacks.base import LOW_PRECISION, Rounded, ball_of
+from mrboost.attacks.base import ball_of
 from mrboost.attacks.checks import check_logits
+from mrboost.attacks.model import LOW_PRECISION, Rounded
 from mrboost.data import Split
 from mrboost.devices import device_of, dtype_of, exact_float32
 from mrboost.ensemble import Mixture

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mrboost.attacks.mixtures import ON_MIXTURES
+from mrboost.attacks.adaptive import ON_MIXTURES
 from mrboost.errors import look_up
 
 Options = Mapping[str, Any]

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mrboost.attacks.base import LOW_PRECISION, Classifier
 from mrboost.attacks.checks import are_probabilities
-from mrboost.attacks.networks import networks
+from mrboost.attacks.model import LOW_PRECISION, Classifier, networks
 from mrboost.losses import margin
 
 from .sample import Sample, difference, is_right
