@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mrboost.attacks import APGD, AutoAttack
-from mrboost.attacks.survivors import run
+from mrboost.attacks.survivors import Hooks, run
 from mrboost.cli.arguments import fraction
 from mrboost.devices import exact_float32
 from mrboost.runs import Run
@@ -121,7 +121,7 @@ def our_run(
         if not marks or marks[-1][0] != stage:
             marks.append((stage, time.perf_counter() - began, points.alive.double().mean().item()))  # type: ignore[attr-defined]
 
-    points = run(model, x, y, attack.searches, 0, tell=hear)
+    points = run(model, x, y, attack.searches, 0, hooks=Hooks(tell=hear))
     seconds = time.perf_counter() - began
     last = 0.0
     for stage, when, accuracy in marks:

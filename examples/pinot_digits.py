@@ -15,8 +15,8 @@ import statistics
 
 import mrboost
 from mrboost.attacks import PGD, Attack
+from mrboost.attacks.adaptive import attacks_on
 from mrboost.attacks.arc import ARC
-from mrboost.attacks.mixtures import attacks_on
 
 EPS, SEEDS = 0.15, (0, 1, 2)
 

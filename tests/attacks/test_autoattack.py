@@ -18,16 +18,13 @@ import torch
 from torch import Tensor, nn
 
 import mrboost
-from commands import development_data
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
-from mrboost.attacks.fab import nearest
 from mrboost.attacks.points import Points
 from mrboost.attacks.survivors import run
 from mrboost.losses import cross_entropy, dlr, targeted_dlr
 from mrboost.threat import ball
 
 oracle = pytest.importorskip("pyautoattack", reason="needs pyautoattack, the oracle")
-from pyautoattack import fab_projections  # noqa: E402
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted  # noqa: E402
 from pyautoattack.fab_pt import FABAttack_PT  # noqa: E402
 from pyautoattack.square import SquareAttack  # noqa: E402
@@ -38,49 +35,6 @@ def points(digits) -> tuple[Tensor, Tensor]:
     """All of them, the test images first."""
     parts = (digits.test, digits.train)
     return torch.cat([part.images() for part in parts]), torch.cat([part.y for part in parts])
-
-
-@pytest.fixture(scope="module")
-def ensemble(model, undefended) -> mrboost.Ensemble:
-    """Two networks of different training, with different weights."""
-    return mrboost.Ensemble([model[0], undefended], [0.8, 0.2]).eval()
-
-
-@pytest.fixture(scope="module")
-def mnist() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small convolutional network that adversarial training on a part of
-    MNIST made robust at 0.1."""
-    data = mrboost.data.load("mnist", development_data("mnist.npz").parent)
-    part = mrboost.data.Dataset(
-        "mnist-part", data.train[:2000], data.test, data.classes, data.defaults
-    )
-    model = mrboost.boost(
-        "at",
-        part,
-        model="strided",
-        epochs=4,
-        eps=0.1,
-        steps=5,
-        batch_size=64,
-        lr=0.05,
-        validation=50,
-        device="cpu",
-    )
-    return model.eval(), data.test.images(), data.test.y
-
-
-@mrboost.models.register("strided")
-def strided(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 16, 4, 2, 1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 4, 2, 1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * (shape[1] // 4) * (shape[2] // 4), 100),
-        nn.ReLU(),
-        nn.Linear(100, classes),
-    )
 
 
 def agree(
@@ -159,41 +113,15 @@ def test_only_the_first_stages() -> None:
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
 def test_agrees_on_digits(norm: str, eps: float, model, points) -> None:
-    """Here and below at the radius that the network was made for, where
-    chance decides few points."""
+    """At the radius that the network was made for, where chance decides few points."""
     agree(
         model,
-        *(part[:250] for part in points),
+        *(part[:150] for part in points),
         AutoAttack(eps, norm),
         queries=60,
         steps=30,
         targets=3,
     )
-
-
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.4)])
-def test_agrees_on_an_ensemble(norm: str, eps: float, ensemble, points) -> None:
-    agree(
-        ensemble,
-        *(part[1000:1120] for part in points),
-        AutoAttack(eps, norm),
-        queries=60,
-        steps=30,
-        targets=3,
-    )
-
-
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 1.0)])
-def test_agrees_on_mnist(norm: str, eps: float, mnist) -> None:
-    model, x, y = mnist
-    agree(model, x[:100], y[:100], AutoAttack(eps, norm), queries=60, steps=30, targets=3)
-
-
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.17), ("L2", 0.9)])
-def test_agrees_with_all_steps_and_targets(norm: str, eps: float, model, points) -> None:
-    """Beyond that radius, where few points stand, since those take the time."""
-    x, y = points
-    agree(model, x[:30], y[:30], AutoAttack(eps, norm), queries=100)
 
 
 def test_plus_agrees(model, points) -> None:
@@ -234,7 +162,8 @@ def advance(
 ) -> dict[str, Tensor]:
     """One job of every point to its end, successes or not."""
     known = Points.of(model, x, y, 0)
-    state = search.begin(known.x, known.y, known.ranking, known.keys, torch.full_like(y, job))
+    state = {"x": x, "y": y, "t": torch.zeros_like(y), "hit": torch.zeros_like(y, dtype=torch.bool)}
+    state |= search.begin(x, y, known.ranking, known.keys, torch.full_like(y, job))
     start = state["adv"] if "adv" in state else state["found"]
     for _ in range(search.evaluations()):
         state = search.step(model, state)
@@ -302,17 +231,6 @@ def test_fab_breaks_the_same_points(norm: str, eps: float, model, points) -> Non
             broken = (model(adv).argmax(1) != y) & (ball(norm, eps).distance(adv, x) <= eps)
         assert 0.05 < broken.float().mean() < 0.95
         assert ((run(model, x, y, [ours], 0).broken_by == 1) != broken).float().mean() <= 0.02
-
-
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_projections_agree(norm: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    start = torch.rand(200, 50, generator=generator)
-    slope, offset = torch.randn(200, 50, generator=generator), torch.randn(200, generator=generator)
-    theirs = {"Linf": fab_projections.projection_linf, "L2": fab_projections.projection_l2}[norm]
-    expected = theirs(start, slope, offset)
-    move = nearest(start, slope, (slope * start).sum(1) - offset, norm)
-    assert move == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.2), ("L2", 1.2)])

@@ -13,8 +13,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import mrboost
-from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square, named
-from mrboost.attacks.apgd import _checkpoints
+from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square
 from mrboost.attacks.fab import nearest
 from mrboost.attacks.survivors import run
 from mrboost.errors import InputError
@@ -22,22 +21,6 @@ from mrboost.losses import dlr
 from mrboost.seeds import hash_keys, image_keys, uniform_from_keys
 from mrboost.speed.copies import quick
 from mrboost.threat import ball
-
-
-def test_keeps_the_contract(search: Search, model, batch) -> None:
-    x, y = batch
-    x_adv = search(model, x, y)
-    assert x_adv.shape == x.shape
-    assert x_adv.dtype == x.dtype
-    assert not x_adv.requires_grad
-    assert x_adv.min() >= 0
-    assert x_adv.max() <= 1
-    assert (
-        ball(search.norm, search.eps).distance(x_adv, x) <= search.eps * (1 + 1e-5) + 1e-6
-    ).all()
-    clean, attacked = (model(images).argmax(1) == y for images in (x, x_adv))
-    assert attacked.sum() < clean.sum(), "it breaks something"
-    assert not (attacked & ~clean).any(), "and mends nothing"
 
 
 def test_what_happens_to_an_image_does_not_depend_on_the_others(
@@ -59,21 +42,6 @@ def test_what_happens_to_an_image_does_not_depend_on_the_others(
         assert not torch.equal(all_at_once.adv, other.adv)
 
 
-def test_works_in_double_precision_within_no_grad_and_on_a_function(search: Search, batch) -> None:
-    weight = torch.randn(64, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-    def linear(images: Tensor) -> Tensor:
-        return images.flatten(1) @ weight
-
-    x = batch[0][:6].double()
-    y = linear(x).argmax(1)
-    with torch.no_grad():
-        x_adv = search(linear, x, y)
-    assert x_adv.dtype == torch.float64
-    assert (linear(x_adv).argmax(1) == y).float().mean() < 1
-    assert search(linear, x[:1], y[:1]) == pytest.approx(x_adv[:1], abs=1e-9)
-
-
 def test_misclassified_images_leave_first(model, batch) -> None:
     x, y = batch
     wrong = (y + 1) % 10
@@ -83,14 +51,7 @@ def test_misclassified_images_leave_first(model, batch) -> None:
     assert torch.equal(points.adv[~clean], x[~clean])
 
 
-def test_apgd_checkpoints_of_the_paper() -> None:
-    """Section 3.1: w_j of 100 iterations lie at 22, 41, 57, 70, 80, 87, 93, 99."""
-    table = _checkpoints(100, torch.device("cpu"))
-    assert table.nonzero().squeeze(1).tolist() == [22, 41, 57, 70, 80, 87, 93, 99]
-    assert table[table > 0].tolist() == [22, 19, 16, 13, 10, 7, 6, 6]
-
-
-def test_apgd_reaches_the_corner_of_a_linear_model(batch) -> None:
+def test_the_corner_of_a_linear_model_is_reached(batch) -> None:
     """Two classes: the worst point in the Linf ball is x − eps sign(w_y −
     w_other), cut to the box."""
     weight = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
@@ -102,7 +63,8 @@ def test_apgd_reaches_the_corner_of_a_linear_model(batch) -> None:
 
     direction = (weight[:, 1] - weight[:, 0]).sign().view(1, 1, 8, 8)
     expected = (x + 0.1 * direction).clamp(0, 1)
-    for attack in (APGD(0.1, loss=mrboost.losses.margin), APGD(0.1, targets=9)):
+    margin = mrboost.losses.margin
+    for attack in (PGD(0.1, loss=margin), APGD(0.1, loss=margin), APGD(0.1, targets=9)):
         assert attack(linear, x, y) == pytest.approx(expected, abs=1e-5)
 
 
@@ -238,8 +200,12 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: APGD(0.1, steps=0), "at least 1 step, got 0"),
-        (lambda: APGD(0.1, restarts=0), "got 0, 0 and 1"),
+        (lambda: APGD(0.1, steps=0), "steps must be at least 1, got 0"),
+        (lambda: APGD(0.1, restarts=0), "restarts must be at least 1, got 0"),
+        (lambda: APGD(0.1, eot=0), "eot must be at least 1, got 0"),
+        (lambda: PGD(0.1, steps=0), "steps must be at least 1, got 0"),
+        (lambda: PGD(0.1, restarts=0), "restarts must be at least 1, got 0"),
+        (lambda: PGD(0.1, step_size=-1.0), "step_size must be positive, got -1.0"),
         (
             lambda: APGD(0.1, targets=3, loss=mrboost.losses.margin),
             "does not bear: got an unexpected keyword argument .other.",
@@ -258,7 +224,7 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
             r"called as loss\(logits, y, reduction=…\), .* does not bear",
         ),
         (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
-        (lambda: FAB(0.1, targets=-1), "got -1 and 1"),
+        (lambda: FAB(0.1, targets=-1), "targets must be at least 0, got -1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
@@ -299,19 +265,6 @@ def test_what_refusals_advise_works(undefended, batch) -> None:
         lambda images: undefended(images.detach()), batch[0][:12], y, "square", eps=0.2
     )
     assert found["square"].accuracy < 0.5
-
-
-def test_names_tell_the_loss() -> None:
-    for name in ("apgd-ce", "apgd-dlr", "apgd-mce", "apgd-t"):
-        assert named(name).name == name  # type: ignore[attr-defined]
-    assert APGD(targets=9, loss=mrboost.losses.targeted_dlr).name == "apgd-t"
-    assert APGD(targets=9, loss=mrboost.losses.margin_cross_entropy).name == "apgd-mce-t"
-    assert [search.name for search in AutoAttack().searches] == [
-        "apgd-ce",
-        "apgd-t",
-        "fab-t",
-        "square",
-    ]
 
 
 def test_refuses_a_randomised_classifier(model, batch) -> None:
@@ -355,8 +308,8 @@ def test_draws_are_never_one() -> None:
     assert ((top.float() + 0.5) * 2.0**-23).item() < 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_models_are_searched_in_float32(dtype: torch.dtype, model, batch) -> None:
+def test_low_precision_models_are_searched_in_float32(model, batch) -> None:
+    dtype = torch.bfloat16
     low = deepcopy(model).to(dtype)
     x, y = batch[0][:16].to(dtype), batch[1][:16]
     for search in (

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.attacks import Square
-from mrboost.attacks.square import _bumps, _schedule
-from mrboost.losses import margin
-from mrboost.seeds import image_keys
-from mrboost.threat import ball, wide
+from mrboost.attacks.square import _schedule
+from mrboost.attacks.survivors import run
+from mrboost.threat import ball
 
 
 def test_square_sizes_follow_the_schedule() -> None:
@@ -24,13 +23,6 @@ def test_square_sizes_follow_the_schedule() -> None:
     assert sides[changes].tolist() == [29, 20, 14, 10, 7, 5, 4, 3]
     odd, _, _ = _schedule(5000, 0.8, 32, 32, 3, torch.device("cpu"))
     assert odd[changes].tolist() == [29, 21, 15, 11, 7, 5, 5, 3]
-
-
-def test_bumps_have_length_one_and_cancel() -> None:
-    table = _bumps([3, 5, 8])
-    assert table.square().sum((1, 2)) == pytest.approx(torch.ones(3))
-    assert table[2].sum().item() == pytest.approx(0, abs=1e-6)
-    assert (table[0][3:] == 0).all()
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
@@ -49,10 +41,11 @@ def test_square_on_narrow_images(shape: tuple[int, int, int], norm: str) -> None
 def test_square_perturbations_are_extreme(model, batch) -> None:
     """Linf: every pixel at ±eps or at the edge of the box; L2: on the sphere but for the box."""
     x, y = batch
-    delta = (Square(0.1, steps=30)(model, x, y) - x).abs()
+    x_adv = Square(0.1, steps=30)(model, x, y)
+    delta = (x_adv - x).abs()
     moved = delta.flatten(1).amax(1) > 0
-    at_edge = torch.minimum((0.1 - delta).abs(), torch.minimum(x + delta, 1 - x - delta).abs())
-    assert at_edge[moved].max() < 0.1
+    inside = torch.minimum((0.1 - delta).abs(), torch.minimum(x_adv, 1 - x_adv))
+    assert inside[moved].max() < 1e-6
     far = (Square(0.7, "L2", steps=30)(model, x, y) - x).flatten(1).norm(dim=1)
     assert (far <= 0.7 + 1e-5).all()
     assert far.max() > 0.3
@@ -64,40 +57,20 @@ def test_square_is_as_if_each_query_waited_for_the_last(
 ) -> None:
     """Queries of an image run side by side, and none asks about the image that it has: the
     same images are found."""
-    x, y = batch[0][:12], batch[1][:12]
-    search, twin, sizes = Square(eps, norm, steps=400), deepcopy(model).double(), []
+    x, y = batch[0][:12].double(), batch[1][:12]
+    twin, sizes = deepcopy(model).double(), []
 
     def counted(images: Tensor) -> Tensor:
         sizes.append(len(images))
         return twin(images)
 
-    keys = image_keys(0, x)
-    state = search.begin(
-        x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y)
-    )
-    found = state["found"]
-    known = margin(twin(found), y, reduction="none")
-    for t in range(1, search.evaluations()):
-        propose = search._squares if norm == "Linf" else search._moves
-        trial = propose(state | {"found": found}, torch.full((12, 1), t))
-        asked = margin(twin(trial), y, reduction="none")
-        better = (asked > known) & (known <= 0)
-        found, known = torch.where(wide(better, x), trial, found), torch.where(better, asked, known)
-    rounds = 0
-    while ((state["t"] < search.evaluations()) & ~state["hit"]).any():
-        state, rounds = search.step(counted, state), rounds + 1
-    assert torch.equal(state["found"], found)
-    assert 0 < state["hit"].sum() < 12
-    assert max(sizes) <= 8 * 12
-    assert rounds < search.evaluations() / 3
-    sizes.clear()
-    one = search.within(12)
-    state = one.begin(
-        x.double(), y, torch.zeros(12, 10, dtype=torch.long), keys, torch.zeros_like(y)
-    )
-    for _ in range(one.evaluations()):
-        state = one.step(counted, state)
-    assert torch.equal(state["found"], found)
+    one_by_one = run(counted, x, y, [Square(eps, norm, steps=400, abreast=12)], 0)
     assert max(sizes) <= 12
-    share = sum(sizes) / (12 * one.evaluations())
-    assert share < 0.9 if norm == "Linf" else share > 0.9
+    asked = len(sizes)
+    sizes.clear()
+    at_once = run(counted, x, y, [Square(eps, norm, steps=400)], 0)
+    assert 12 < max(sizes) <= 8 * 12
+    assert len(sizes) < asked
+    assert torch.equal(at_once.broken_by, one_by_one.broken_by)
+    assert at_once.adv == pytest.approx(one_by_one.adv, abs=1e-12)
+    assert 0 < at_once.alive.sum() < 12

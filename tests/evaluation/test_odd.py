@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import mrboost
 from mrboost import InputError, Mixture
 from mrboost.attacks import APGD, FGSM, PGD, AutoAttack, Square, Transfer
-from mrboost.attacks.base import LOW_PRECISION
+from mrboost.attacks.model import LOW_PRECISION
 from mrboost.evaluation import robustness_curve
 from mrboost.evaluation.batches import attacked_batches
 from mrboost.evaluation.inputs import fitted

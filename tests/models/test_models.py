@@ -15,13 +15,19 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("resnet18", 55_869_810 // 5), ("resnet152", 58_156_618), ("wrn-34-10", 46_160_474)],
+    ("name", "parameters", "blocks"),
+    [
+        ("resnet18", 55_869_810 // 5, 8),
+        ("resnet152", 58_156_618, 50),
+        ("wrn-34-10", 46_160_474, 15),
+    ],
 )
-def test_parameter_counts(name: str, parameters: int) -> None:
+def test_parameters_and_blocks(name: str, parameters: int, blocks: int) -> None:
     """The paper counts five ResNet-18 together."""
     with torch.device("meta"):
-        assert count(models.build(name)) == parameters
+        network = models.build(name)
+    assert count(network) == parameters
+    assert sum(hasattr(module, "shortcut") for module in network.modules()) == blocks
 
 
 def test_the_nine_layer_cnn_has_six_convolutions_with_batchnorm() -> None:
@@ -44,15 +50,6 @@ def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
     assert logits.shape == (2, 7)
     logits.sum().backward()
     assert (x.grad != 0).any()
-
-
-@pytest.mark.parametrize(
-    ("name", "blocks"), [("resnet18", 8), ("resnet152", 50), ("wrn-34-10", 15)]
-)
-def test_residual_networks_have_their_depth(name: str, blocks: int) -> None:
-    with torch.device("meta"):
-        network = models.build(name)
-    assert sum(hasattr(module, "shortcut") for module in network.modules()) == blocks
 
 
 @pytest.mark.parametrize("name", ["cnn-digits", "resnet18", "wrn-34-10"])

@@ -13,7 +13,7 @@ import mrboost
 from commands import ONE_OF_EACH
 from mrboost import Ensemble, Mixture, models, recipes
 from mrboost.attacks import PGD
-from mrboost.attacks.mixtures import attacks_on
+from mrboost.attacks.adaptive import attacks_on
 from mrboost.data import Dataset, validation_split
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError

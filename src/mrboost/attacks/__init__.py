@@ -36,33 +36,32 @@ left standing. They run on a fast copy of the model; what they find is judged by
     mrboost.evaluate(model, x, y, Noise(8 / 255))
 
 ===================  ==================================================================
-``base.py``          the base classes; the model as it is left
+``base.py``          the base classes
+``model.py``         the model: put into eval mode and left as it was; its gradients
 ``checks.py``        what is refused before anything is computed
-``gradients.py``     gradients in the images
-``networks.py``      the networks that a function uses, to be put into eval mode
 ``pgd.py``           FGSM, PGD, CW
-``apgd.py``          the searches, with ``search.py`` for what they share
+``apgd.py``          the searches
 ``fab.py``
 ``square.py``
-``autoattack.py``    several searches in turn
-``survivors.py``     which image is in which row of the batch, and when
+``survivors.py``     what searches share; which image is in which row of the batch, and when
 ``points.py``        what is known of each image, judged by the model
-``transfer.py``      attack one model with what fools another
-``arc.py``           the attack on randomised classifiers, with ``mixtures.py``
-``adaptive.py``      the attacks that fit a model
+``autoattack.py``    several searches in turn
+``arc.py``           the attack on randomised classifiers
+``adaptive.py``      the attacks that fit a model, some with what fools another
 ``registry.py``      attacks by name
 ===================  ==================================================================
 """
 
+from .adaptive import Transfer
 from .apgd import APGD
 from .autoattack import AutoAttack
-from .base import Attack, Classifier, as_attack, attacked
+from .base import Attack, as_attack
 from .fab import FAB
+from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
 from .registry import named
-from .search import Search
 from .square import Square
-from .transfer import Transfer
+from .survivors import Search
 
 __all__ = [
     "APGD",

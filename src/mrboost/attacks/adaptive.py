@@ -2,16 +2,75 @@
 
 Each point counts as its worst outcome over all of them (``Evaluation.worst``); that is
 the figure to publish.
+
+Against a ``Mixture`` any attack raises the loss of the expected probabilities, since that is what
+``Mixture.forward`` returns: the paper's adaptive attack. The two weaker ones of ``attacks_on`` make
+its point: a defence that only they have been tried on has not been tested. ``arc.ARC`` is a second
+opinion of another kind: it counts the members it fools.
 """
 
 from __future__ import annotations
 
-from mrboost.ensemble import Mixture, members_of
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mrboost.ensemble import Ensemble, Mixture, members_of
+from mrboost.errors import InputError, NanLogitsError
 from mrboost.losses import margin_cross_entropy
 
-from . import APGD, PGD, Attack, AutoAttack, Classifier, Square, Transfer
+from .apgd import APGD
 from .arc import ARC
-from .mixtures import attacks_on
+from .autoattack import AutoAttack
+from .base import Attack, as_attack
+from .model import Classifier
+from .pgd import PGD
+from .square import Square
+
+ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
+
+
+@dataclass(frozen=True)
+class Transfer(Attack):
+    """Adversarial examples made on ``source``, whichever model they are then shown to.
+
+    Args:
+        attack: what makes them.
+        source: the model that it runs on.
+        own: the source is a part of the model that they are shown to, so that gradients of the
+            source are gradients of that model.
+    """
+
+    attack: Attack
+    source: Classifier
+    own: bool = False
+
+    @property
+    def uses_gradients(self) -> bool:  # type: ignore[override]
+        """Whether they are made with gradients of the model that they are shown to."""
+        return self.own and as_attack(self.attack).uses_gradients
+
+    @property
+    def eps(self) -> float | None:  # type: ignore[override]
+        return as_attack(self.attack).eps
+
+    @property
+    def norm(self) -> str | None:  # type: ignore[override]
+        return as_attack(self.attack).norm
+
+    def work(self, classes: int) -> int:
+        return as_attack(self.attack).work(classes)
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        try:
+            return self.attack(self.source, x, y, generator=generator)
+        except NanLogitsError:
+            raise
+        except InputError as error:
+            raise InputError(f"of the model that the examples are made on: {error}") from error
 
 
 def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dict[str, Attack]:
@@ -42,6 +101,14 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
     }
     members = _on_members(model, PGD(eps, norm, steps=100))
     return found | (members if len(members) > 1 else {})
+
+
+def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:
+    """The three attacks of the paper's appendix: ``attack`` on the first member, on the mean logits
+    (Pinot et al. 2020), and on the mean probabilities, by the names of ``ON_MIXTURES``."""
+    logits = Ensemble(mixture.members, mixture.weights.tolist()).to(mixture.weights.device)
+    first, mean_logits = (Transfer(attack, part, own=True) for part in (mixture[0], logits))
+    return dict(zip(ON_MIXTURES, (first, mean_logits, attack), strict=True))
 
 
 def _on_mixture(mixture: Mixture, eps: float, norm: str) -> dict[str, Attack]:

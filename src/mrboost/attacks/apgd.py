@@ -25,13 +25,13 @@ from torch import Tensor
 
 from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
+from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
-from .base import Classifier, State
 from .checks import check_loss, loss_suffix
-from .gradients import finite_input_gradient
+from .model import Classifier, finite, input_gradient
 from .points import mistaken
-from .search import Aimed
+from .survivors import Aimed
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,7 @@ class APGD(Aimed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.targets < 0 or self.restarts < 1 or self.eot < 1:
-            raise InputError(
-                "targets must be at least 0, restarts and eot at least 1, "
-                f"got {self.targets}, {self.restarts} and {self.eot}"
-            )
+        self.check_at_least_one("eot")
         if self.loss is not None:
             check_loss(self.loss, aimed=self.targets > 0)
 
@@ -80,7 +76,7 @@ class APGD(Aimed):
     def patient(self) -> bool:
         return self.eot > 1
 
-    def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
+    def check(self, x: Tensor, classes: int) -> None:
         if self.loss is dlr and classes < 3:
             raise InputError(
                 f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, "
@@ -93,13 +89,8 @@ class APGD(Aimed):
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         adv = self.start(x, keys, self.eps)
         zero = x.new_zeros(len(x))
-        none = torch.zeros_like(y, dtype=torch.bool)
         return {
-            "x": x,
-            "y": y,
             "target": self.target(ranking, job),
-            "t": torch.zeros_like(y),
-            "hit": none,
             "found": adv,
             "adv": adv,
             "old": adv,
@@ -109,7 +100,7 @@ class APGD(Aimed):
             "best_loss": zero - torch.inf,
             "last_loss": zero,
             "rises": zero,
-            "reduced": ~none,
+            "reduced": torch.ones_like(y, dtype=torch.bool),
             "loss_at_check": zero - torch.inf,
         }
 
@@ -170,7 +161,7 @@ class APGD(Aimed):
         with torch.enable_grad():
             logits = model(adv.clone())
             losses = self._losses(logits, state)
-            gradient = finite_input_gradient(losses.sum(), adv)
+            gradient = finite(input_gradient(losses.sum(), adv), adv)
         return logits.detach(), losses.detach(), gradient
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:

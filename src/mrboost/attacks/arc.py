@@ -25,19 +25,17 @@ from torch import Tensor
 
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
-from mrboost.seeds import keep_random_state
-from mrboost.threat import Threat, ball, wide
+from mrboost.threat import Threat, wide
 
-from .base import Attack, Classifier, attacked
-from .checks import check_batch, check_logits
-from .gradients import column_gradients
+from .base import InBall
+from .checks import check_step_size, checked
+from .model import Classifier, column_gradients
 
-_BEYOND = 0.05
-"""How far to step behind a face, in units of eps."""
+_BEYOND = 0.05  # how far to step behind a face, in units of eps
 
 
 @dataclass(frozen=True)
-class ARC(Attack):
+class ARC(InBall):
     """Fool as many members of a ``Mixture`` as one image can; it takes K backward
     passes a member and step.
 
@@ -48,45 +46,26 @@ class ARC(Attack):
         step_size: β, the length of a walk in the norm; a quarter of eps if not given.
     """
 
-    eps: float = 8 / 255
-    norm: str = "Linf"
     steps: int = field(default=20, kw_only=True)
     step_size: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        ball(self.norm, self.eps)
-        if self.steps < 1:
-            raise InputError(f"steps must be at least 1, got {self.steps}")
-        if self.step_size is not None and not self.step_size > 0:
-            raise InputError(
-                f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4"
-            )
+        super().__post_init__()
+        self.check_at_least_one("steps")
+        check_step_size(self.step_size)
 
     def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        *,
-        generator: torch.Generator | None = None,  # noqa: ARG002 — it draws nothing
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
         same shape and dtype."""
         if not isinstance(model, Mixture):
             raise InputError(f"ARC attacks a Mixture, got {type(model).__name__}: use PGD, say")
-        check_batch(x, y)
-        threat = ball(self.norm, self.eps)
+        threat = self.threat
         beta = self.eps / 4 if self.step_size is None else self.step_size
         likeliest_first = model.weights.argsort(descending=True, stable=True).tolist()
         drawn = [i for i in likeliest_first if model.weights[i] > 0]
-        with (
-            attacked(model),
-            keep_random_state(x.device),
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):
-            x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
-            check_logits(model, x, y)
+        with checked(model, x, y) as (x, y, _), torch.no_grad():
             x_adv, right = x, model.expected_correct(x, y)
             for _ in range(self.steps):
                 centre, move = x_adv, torch.zeros_like(x)

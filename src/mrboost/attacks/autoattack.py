@@ -20,15 +20,13 @@ from torch import Tensor
 
 from mrboost.errors import InputError, unknown_name
 from mrboost.losses import dlr
-from mrboost.threat import ball
 
 from .apgd import APGD
-from .base import Attack, Classifier
-from .checks import warn_of_probabilities
+from .base import InBall
 from .fab import FAB
-from .search import Search, seed_of
+from .model import Classifier
 from .square import Square
-from .survivors import run
+from .survivors import Search, seed_of, worst_images
 
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
@@ -50,7 +48,7 @@ VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
 
 
 @dataclass(frozen=True)
-class AutoAttack(Attack):
+class AutoAttack(InBall):
     """The worst case over several attacks, with the settings of the reference.
 
     Args:
@@ -63,14 +61,12 @@ class AutoAttack(Attack):
         >>> x_adv = AutoAttack(eps=8 / 255)(model, x, y)  # doctest: +SKIP
     """
 
-    eps: float = 8 / 255
-    norm: str = "Linf"
     version: str = field(default="standard", kw_only=True)
     stages: int | None = field(default=None, kw_only=True)
     seed: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        ball(self.norm, self.eps)
+        super().__post_init__()
         if self.version not in VERSIONS:
             raise unknown_name("version of AutoAttack", self.version, VERSIONS)
         most = len(VERSIONS[self.version](self.eps, self.norm))
@@ -100,6 +96,4 @@ class AutoAttack(Attack):
     ) -> Tensor:
         """The worst images found: misclassified where an attack succeeded, else those
         of the highest margin."""
-        found = run(model, x, y, self.searches, seed_of(self.seed, generator)).adv.to(x.dtype)
-        warn_of_probabilities(model, x)
-        return found
+        return worst_images(model, x, y, self.searches, seed_of(self.seed, generator))

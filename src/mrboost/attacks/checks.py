@@ -1,10 +1,14 @@
-"""What attacks refuse before they compute anything: images, labels, models and losses."""
+"""What attacks refuse before they compute anything: images, labels, models and losses.
+
+``checked`` is the block in which every attack of ours runs.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from textwrap import shorten
 
@@ -16,7 +20,20 @@ from mrboost.errors import InputError, UnfitError
 from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
 from mrboost.seeds import keep_random_state
 
-from .base import Classifier, attacked
+from .model import Classifier, attacked
+
+
+@contextmanager
+def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """A block in which a model is attacked, and which leaves it and the random state as they were.
+
+    Gives copies of the images and labels, and the number of classes; refuses what cannot be
+    attacked.
+    """
+    check_batch(x, y)
+    with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
+        x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
+        yield x, y, check_logits(model, x, y)
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
@@ -47,10 +64,8 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         elif beyond < 1e-3:
             problem = f"go beyond it by {beyond:.2g}: clamp them, as x.clamp(0, 1)"
         else:
-            problem = (
-                f"span [{low.item():.4g}, {high.item():.4g}]: rescale them, normalise inside the "
-                "model"
-            )
+            span = f"[{low.item():.4g}, {high.item():.4g}]"
+            problem = f"span {span}: rescale them, normalise inside the model"
         raise InputError(f"images must lie in [0, 1], these {problem}")
 
 
@@ -73,11 +88,12 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         if (refusal := _refusal(error, model, x)) is None:
             raise
         raise refusal from error
+    wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
     if not isinstance(logits, Tensor):
         remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
-        raise _no_logits(n, f"{type(logits).__name__}{remedy}")
+        raise InputError(f"{wanted} {type(logits).__name__}{remedy}")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
-        raise _no_logits(n, str(tuple(logits.shape)))
+        raise InputError(f"{wanted} {tuple(logits.shape)}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
     classes = logits.shape[1]
@@ -90,17 +106,11 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     return classes
 
 
-def _no_logits(n: int, got: str) -> InputError:
-    return InputError(
-        f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave {got}"
-    )
-
-
+# Words of an error on images that do not fit a network. For an operation on wrong shapes torch
+# raises a RuntimeError as for any other fault: only its message tells them apart.
 _ON_SHAPES = re.compile(
     r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.IGNORECASE
 )
-"""Words of an error on images that do not fit a network. For an operation on wrong shapes torch
-raises a RuntimeError as for any other fault: only its message tells them apart."""
 
 
 def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | None:
@@ -144,8 +154,14 @@ def warn_of_probabilities(model: Classifier, x: Tensor) -> None:
             warnings.warn(
                 "the model returns probabilities, in which losses of logits are nearly flat: the "
                 "attack is weak. Return the logits, or take the logarithm",
-                stacklevel=3,
+                stacklevel=4,
             )
+
+
+def check_step_size(step_size: float | None) -> None:
+    """Refuse a step that does not go forward."""
+    if step_size is not None and not step_size > 0:
+        raise InputError(f"step_size must be positive, got {step_size!r}: leave it out for eps/4")
 
 
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:

@@ -25,18 +25,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrboost.errors import InputError
 from mrboost.losses import is_label
+from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
-from .base import Classifier, State
-from .gradients import check_gradient, column_gradients, finite, finite_input_gradient
+from .model import Classifier, check_gradient, column_gradients, finite, input_gradient
 from .points import mistaken
-from .search import Aimed
+from .survivors import Aimed
 
 _NEWTON_STEPS = 7
-_FAR = 1e30
-"""λ where no pixel has room left: further than any."""
+_FAR = 1e30  # λ where no pixel has room left: further than any
 
 
 @dataclass(frozen=True)
@@ -52,29 +50,14 @@ class FAB(Aimed):
     overshoot: float = field(default=1.05, kw_only=True)
     back: float = field(default=0.9, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.targets < 0 or self.restarts < 1:
-            raise InputError(
-                f"targets must be at least 0, restarts at least 1, got {self.targets} and "
-                f"{self.restarts}"
-            )
-
     @property
     def name(self) -> str:
         return "fab-t" if self.targets else "fab"
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         radius = torch.where(job % self.restarts > 0, self.eps / 2, 0.0).to(x.dtype)
-        return {
-            "x": x,
-            "y": y,
-            "target": self.target(ranking, job),
-            "t": torch.zeros_like(y),
-            "hit": torch.zeros_like(y, dtype=torch.bool),
-            "found": x,
-            "adv": self.start(x, keys, radius),
-        }
+        adv = self.start(x, keys, radius)
+        return {"target": self.target(ranking, job), "found": x, "adv": adv}
 
     def step(self, model: Classifier, state: State) -> State:
         x, y, adv = state["x"], state["y"], state["adv"]
@@ -111,7 +94,7 @@ class FAB(Aimed):
         if self.targets:
             with torch.enable_grad():
                 gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
-                return gap.detach(), finite_input_gradient(gap.sum(), adv)
+                return gap.detach(), finite(input_gradient(gap.sum(), adv), adv)
         gaps, gradients = column_gradients(gaps_of, adv)
         slopes = torch.stack(
             [finite(check_gradient(gradient), adv) for gradient in gradients], dim=1

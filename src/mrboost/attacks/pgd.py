@@ -24,17 +24,16 @@ import torch
 from torch import Tensor
 
 from mrboost.ensemble import Mixture
-from mrboost.errors import InputError
 from mrboost.losses import Loss, cross_entropy, margin
-from mrboost.seeds import ImageStreams, Randomness, keep_random_state, random_like
-from mrboost.threat import Threat, ball, wide
+from mrboost.seeds import ImageStreams, Randomness, random_like
+from mrboost.threat import Threat, wide
 
-from .base import Attack, Classifier, attacked
-from .checks import check_batch, check_logits, check_loss, loss_suffix
-from .gradients import input_gradient
+from .base import InBall
+from .checks import check_loss, check_step_size, checked, loss_suffix
+from .model import Classifier, input_gradient
 
+# Images ``(N, …)`` to one value per example, which the attack raises.
 Objective = Callable[[Tensor], Tensor]
-"""Images ``(N, …)`` to one value per example, which the attack raises."""
 
 
 class Start(Protocol):
@@ -47,7 +46,7 @@ class Start(Protocol):
 class FromClean:
     """Start at the clean image (FGSM)."""
 
-    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:  # noqa: ARG002
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:
         return torch.zeros_like(x)
 
 
@@ -68,17 +67,17 @@ class Gaussian:
 
     std: float = 0.001
 
-    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:  # noqa: ARG002
+    def __call__(self, x: Tensor, threat: Threat, source: Randomness) -> Tensor:
         return random_like(torch.randn, x, source) * self.std
 
 
+# Starts by the names that the command line uses.
 STARTS: dict[str, Start] = {
     "uniform": Uniform(),
     "half": Uniform(0.5),
     "gaussian": Gaussian(),
     "clean": FromClean(),
 }
-"""Starts by the names that the command line uses."""
 
 
 def ascend(
@@ -114,7 +113,7 @@ def ascend(
 
 
 @dataclass(frozen=True)
-class PGD(Attack):
+class PGD(InBall):
     """Projected gradient ascent on a loss of the model's logits.
 
     Args:
@@ -134,8 +133,6 @@ class PGD(Attack):
         >>> x_adv = PGD(eps=8 / 255, steps=20)(model, x, y)  # doctest: +SKIP
     """
 
-    eps: float = 8 / 255
-    norm: str = "Linf"
     steps: int = field(default=20, kw_only=True)
     step_size: float | None = field(default=None, kw_only=True)
     loss: Loss = field(default=cross_entropy, kw_only=True)
@@ -144,16 +141,10 @@ class PGD(Attack):
     seed: int | None = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        ball(self.norm, self.eps)
+        super().__post_init__()
         check_loss(self.loss)
-        if self.steps < 1 or self.restarts < 1:
-            raise InputError(
-                f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}"
-            )
-        if self.step_size is not None and not self.step_size > 0:
-            raise InputError(
-                f"step_size must be positive, got {self.step_size!r}: leave it out for eps/4"
-            )
+        self.check_at_least_one("steps", "restarts")
+        check_step_size(self.step_size)
 
     @property
     def name(self) -> str:
@@ -164,22 +155,17 @@ class PGD(Attack):
             return "cw"
         return f"pgd{loss_suffix(self.loss, plain='cross_entropy')}-{self.steps}"
 
-    def work(self, classes: int) -> int:  # noqa: ARG002 — the same for any number
+    def work(self, classes: int) -> int:
         return self.steps * self.restarts
-
-    @property
-    def threat(self) -> Threat:
-        return ball(self.norm, self.eps)
 
     def ascend(self, objective: Objective, x: Tensor, source: Randomness = None) -> Tensor:
         """One ascent with this attack's threat, steps and start on any objective of the images."""
-        step_size = self.eps / 4 if self.step_size is None else self.step_size
         return ascend(
             objective,
             x,
             self.threat,
             steps=self.steps,
-            step_size=step_size,
+            step_size=self.eps / 4 if self.step_size is None else self.step_size,
             start=self.start,
             source=source,
         )
@@ -189,11 +175,8 @@ class PGD(Attack):
     ) -> Tensor:
         """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
         same shape and dtype."""
-        check_batch(x, y)
-        source = ImageStreams(self.seed, x) if generator is None else generator
-        with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
-            x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
-            check_logits(model, x, y)
+        with checked(model, x, y) as (x, y, _):
+            source = ImageStreams(self.seed, x) if generator is None else generator
             best = self._ascent(model, x, y, source)
             if self.restarts == 1:
                 return best

@@ -12,10 +12,11 @@ from mrboost.devices import exact_float32
 from mrboost.errors import NanLogitsError
 from mrboost.losses import margin
 from mrboost.seeds import image_keys
+from mrboost.speed.graphs import State
 from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
-from .base import LOW_PRECISION, Classifier, State
+from .model import LOW_PRECISION, Classifier
 
 _CLEAN_BATCH = 512
 _CUDA_BATCHES = (32, 256)
@@ -138,7 +139,7 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
         who: the numbers that it gives to the images.
     """
     with torch.no_grad(), exact_float32():
-        logits = _answers(model, images, _batch_size(model, images))
+        logits = _answers(model, images)
     bad = logits.isnan().any(dim=1)
     if bad.any():
         raise NanLogitsError(int(who[int(bad.nonzero()[0])]), attack)
@@ -153,20 +154,17 @@ def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor
     return logits
 
 
-def _batch_size(model: Classifier, images: Tensor) -> int:
-    """All images at once; on a CUDA device one of two sizes, since it takes longer to prepare for a
-    new size than to compute it."""
-    if len(images) == 1 or not images.is_cuda or not isinstance(model, nn.Module):
-        return len(images)
-    small, large = _CUDA_BATCHES
-    return small if len(images) <= small else large
+def _answers(model: Classifier, images: Tensor) -> Tensor:
+    """The logits: of all images at once, or in smaller batches where there is no memory for so
+    many.
 
-
-def _answers(model: Classifier, images: Tensor, size: int) -> Tensor:
-    """The logits, in batches of ``size``, or of less where there is no memory for so many.
-
-    The last batch is filled up with copies of the first image.
+    On a CUDA device batches have one of two sizes, since it takes longer to prepare for a new size
+    than to compute it; the last one is filled up with copies of the first image.
     """
+    size = len(images)
+    if size > 1 and images.is_cuda and isinstance(model, nn.Module):
+        small, large = _CUDA_BATCHES
+        size = small if size <= small else large
     logits: list[Tensor] = []
     position = 0
     while position < len(images):

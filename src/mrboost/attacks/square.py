@@ -27,15 +27,14 @@ from torch import Tensor
 from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.seeds import hash_keys, uniform_from_keys
+from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
-from .base import Classifier, State
-from .search import Search
+from .model import Classifier
+from .survivors import Search
 
-_MOST_QUERIES = 8
-"""Of one lane at a time."""
-_MOST_NUMBERS = 2**22
-"""In the images of all lanes' queries."""
+_MOST_QUERIES = 8  # of one lane at a time
+_MOST_NUMBERS = 2**22  # in the images of all lanes' queries
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 
@@ -69,32 +68,23 @@ class Square(Search):
     def within(self, lanes: int) -> Square:
         return replace(self, abreast=lanes)
 
-    def check(self, x: Tensor, classes: int) -> None:  # noqa: ARG002
+    def check(self, x: Tensor, classes: int) -> None:
         if x.ndim != 4:
             raise InputError(
                 f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for "
                 "others use apgd-ce, apgd-t and fab-t"
             )
 
-    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:  # noqa: ARG002
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
-        return {
-            "x": x,
-            "y": y,
-            "keys": keys,
-            "t": torch.zeros_like(y),
-            "hit": torch.zeros_like(y, dtype=torch.bool),
-            "found": start,
-            "margin": x.new_full((len(x),), -torch.inf),
-        }
+        return {"keys": keys, "found": start, "margin": x.new_full((len(x),), -torch.inf)}
 
     def step(self, model: Classifier, state: State) -> State:
         """The next queries of each lane, several at a time: most change nothing, and what follows
         the first that does is forgotten, so that it is as if each had waited for the last."""
         lanes = len(state["t"])
-        ahead = max(
-            1, min(_MOST_QUERIES, self.abreast // lanes, _MOST_NUMBERS // state["x"].numel())
-        )
+        room = min(self.abreast // lanes, _MOST_NUMBERS // state["x"].numel())
+        ahead = max(1, min(_MOST_QUERIES, room))
         t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
         propose = self._squares if self.norm == "Linf" else self._moves
         trial = propose(state, t)

@@ -14,34 +14,193 @@ on the others, on the number of lanes, or on an interruption.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
-from mrboost.seeds import derive, hash_keys, keep_random_state
-from mrboost.speed.graphs import Engine
+from mrboost.seeds import derive, hash_keys, uniform_from_keys
+from mrboost.speed.graphs import Engine, State
 from mrboost.speed.memory import halved
+from mrboost.threat import wide
 
-from .base import LOW_PRECISION, BatchedSearch, Classifier, Rounded, State, attacked
-from .checks import check_batch, check_logits
+from .base import InBall
+from .checks import checked, warn_of_probabilities
+from .model import LOW_PRECISION, Classifier, Rounded
 from .points import Points, judge
+
+
+@dataclass(frozen=True)
+class Search(InBall):
+    """An attack that can run on many images at once, each at its own iteration.
+
+    It keeps no state of its own. The state is a dictionary of tensors, whose rows are lanes;
+    ``begin`` adds to it what the search needs, and ``step`` maps it to the next. ``Queue`` decides
+    what runs in the lanes. There are at least these entries:
+
+    ==========  ==========================================================
+    ``x, y``    the clean image and its label
+    ``t``       evaluations of the model so far
+    ``hit``     whether ``found`` is misclassified, as far as the copy of the model says
+    ``found``   the image to show to the judge
+    ==========  ==========================================================
+
+    Attributes:
+        cpu_stride: steps between two looks at the lanes on the CPU.
+        cuda_stride: the same on a CUDA device, where to look means to wait for it.
+        patient: whether a hit waits for the end of its job, since a randomised model may answer
+            otherwise the next time.
+    """
+
+    steps: int = field(default=100, kw_only=True)
+    seed: int | None = field(default=0, kw_only=True)
+
+    cpu_stride = 5
+    cuda_stride = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least_one("steps")
+
+    @property
+    def patient(self) -> bool:
+        return False
+
+    def jobs(self, classes: int) -> int:
+        """How many runs an image gets: restarts and targets."""
+        return 1
+
+    def evaluations(self) -> int:
+        """Evaluations of the model in one job."""
+        return self.steps
+
+    def work(self, classes: int) -> int:
+        """Evaluations of the model for one image that withstands."""
+        return self.jobs(classes) * self.evaluations()
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Refuse images or models that this search cannot work on, before anything is computed."""
+
+    def within(self, lanes: int) -> Search:
+        """The same search, which shows the model no more than so many images at a time."""
+        return self
+
+    @abstractmethod
+    def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
+        """The state of new lanes, but for ``x``, ``y``, ``t`` and ``hit``.
+
+        Args:
+            x, y: image and label of each lane.
+            ranking: classes by falling logit of the clean image, ``(N, K)``.
+            keys: a number for each lane, from which its random numbers follow.
+            job: which of the image's jobs it is to run.
+        """
+
+    @abstractmethod
+    def step(self, model: Classifier, state: State) -> State:
+        """One evaluation of every lane, or several; waits for nothing on the device."""
+
+    def advance(self, model: Classifier, state: State) -> State:
+        """A step of the lanes that have evaluations left; the others keep what they found."""
+        over = state["t"] >= self.evaluations()
+        new = self.step(model, state)
+        return new | {
+            key: torch.where(wide(over, new[key]), state[key], new[key])
+            for key in ("t", "hit", "found")
+        }
+
+    def refute(self, state: State, lanes: Tensor) -> None:
+        """Go on in these lanes: the model itself did not agree that they were hits."""
+        state["hit"][lanes] = False
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The worst images found: of highest margin, misclassified where it succeeded."""
+        return worst_images(model, x, y, [self], seed_of(self.seed, generator))
+
+
+@dataclass(frozen=True)
+class Aimed(Search):
+    """A search with one job for each target and restart.
+
+    The targets are the ``targets`` most likely false labels in turn; with 0 of them the runs are
+    untargeted.
+    """
+
+    targets: int = field(default=0, kw_only=True)
+    restarts: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least_one("restarts")
+        if self.targets < 0:
+            raise InputError(f"targets must be at least 0, got {self.targets}")
+
+    def jobs(self, classes: int) -> int:
+        return self.restarts * (min(self.targets, classes - 1) or 1)
+
+    def target(self, ranking: Tensor, job: Tensor) -> Tensor:
+        """The label that each lane's job is aimed at."""
+        return ranking.gather(1, (job // self.restarts + 1)[:, None]).squeeze(1)
+
+    def start(self, x: Tensor, keys: Tensor, radius: Tensor | float) -> Tensor:
+        """Images at distance ``radius`` in a random direction, clipped to the box."""
+        noise = 2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1
+        if self.norm == "L2":
+            noise = torch.erfinv(noise)  # normal, up to a factor
+        length = self.threat.distance(noise, torch.zeros_like(noise))
+        return (x + noise * wide(radius / length, x)).clamp(0, 1)
+
+
+def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
+    """The attack's seed, or one drawn from the generator, if there is one, or at random."""
+    if generator is not None:
+        return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+    return torch.Generator().seed() if seed is None else seed
+
+
+def worst_images(
+    model: Classifier, x: Tensor, y: Tensor, searches: Sequence[Search], seed: int
+) -> Tensor:
+    """The worst version of each image that these searches find, one after another."""
+    found = run(model, x, y, searches, seed).adv.to(x.dtype)
+    warn_of_probabilities(model, x)
+    return found
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller of ``run`` does meanwhile.
+
+    Attributes:
+        resume: called once with the points of the clean images; may ``restore`` what an earlier run
+            found, and returns the index of the search to go on with.
+        tell: called every few steps with the points and the index of the search under way, or
+            after one has ended of the next.
+        work: called with a number of evaluations of single images that are done, or that are not
+            needed any more; it is negative where memory ran out and they are done again.
+    """
+
+    resume: Callable[[Points], int] = lambda _: 0
+    tell: Callable[[Points, int], object] = lambda *_: None
+    work: Callable[[int], object] = lambda _: None
 
 
 def run(
     model: Classifier,
     x: Tensor,
     y: Tensor,
-    searches: Sequence[BatchedSearch],
+    searches: Sequence[Search],
     seed: int,
     *,
     lanes: int | None = None,
     first: int = 0,
-    resume: Callable[[Points], int] = lambda _: 0,
-    tell: Callable[[Points, int], object] = lambda *_: None,
-    work: Callable[[int], object] = lambda _: None,
+    hooks: Hooks = Hooks(),  # noqa: B008 — a frozen value
 ) -> Points:
     """Each search on the survivors of the last.
 
@@ -51,43 +210,45 @@ def run(
         seed: of all random numbers.
         lanes: how many images the model sees at a time; chosen if not given.
         first: the number that messages give to the first image.
-        resume: called once with the points of the clean images; may ``restore`` what an earlier run
-            found, and returns the index of the search to go on with.
-        tell: called every few steps with the points and the index of the search under way, or
-            after one has ended of the next.
-        work: called with a number of evaluations of single images that are done, or that are not
-            needed any more.
+        hooks: what is called on the way.
 
     Returns:
         The worst version of each image, and which search broke it.
     """
-    check_batch(x, y)
-    with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
-        x, y = x.detach().clone(), y.clone()
-        check(searches, model, x, check_logits(model, x, y))
-        if x.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
-            model, x = Rounded(model, x.dtype), x.float()
-        points = Points.of(model, x, y, seed, first)
-        plan = [search.work(points.ranking.shape[1]) for search in searches]
-        begun = resume(points)
-        standing = int(points.alive.sum())
-        work(sum(plan) * (len(x) - standing) + sum(plan[:begun]) * standing)
-        engine = Engine(model, x)
+    with checked(model, x, y) as (images, labels, classes):
+        check(searches, model, images, classes)
+        if images.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
+            model, images = Rounded(model, images.dtype), images.float()
+        points = Points.of(model, images, labels, seed, first)
+        plan = [search.work(classes) for search in searches]
+        counted = 0
+
+        def count(stage: int, evaluations: int) -> None:
+            """Tell of the work since the last time. What has fallen needs no more; of what stands
+            the searches before this stage are done, and so many evaluations of this one."""
+            nonlocal counted
+            standing = int(points.alive.sum())
+            done = sum(plan) * (len(x) - standing) + sum(plan[:stage]) * standing + evaluations
+            hooks.work(done - counted)
+            counted = done
+
+        begun = hooks.resume(points)
+        count(begun, 0)
+        engine = Engine(model, images)
         for number in range(begun, len(searches)):
-            search, most = searches[number], lanes or engine.lanes
-            queue = Queue(search, model, points, number + 1, most, fixed=lanes is not None)
-            work(queue.done_before())
-            later = sum(plan[number + 1 :])
-            for evaluations, broken in queue.run(engine):
-                work(evaluations + broken * later)
-                tell(points, number)
+            queue = Queue(searches[number], model, points, number + 1, engine, lanes)
+            count(number, queue.evaluations())
+            while queue.fill():
+                queue.advance()
+                count(number, queue.evaluations())
+                hooks.tell(points, number)
             points.done = points.done[:, :0]
             points.most = 0
-            tell(points, number + 1)
+            hooks.tell(points, number + 1)
     return points
 
 
-def check(searches: Sequence[BatchedSearch], model: Classifier, x: Tensor, classes: int) -> None:
+def check(searches: Sequence[Search], model: Classifier, x: Tensor, classes: int) -> None:
     """Refuse what these searches cannot attack."""
     Mixture.check_outermost(model)
     if isinstance(model, Mixture):
@@ -110,57 +271,54 @@ class Queue:
         model: the judge of what it finds.
         points: what it runs on.
         number: of the search in the order of attacks, from 1.
-        most: how many lanes there are.
-        fixed: whether their number is the user's choice.
-    """
+        engine: takes the steps.
+        lanes: how many lanes there are, if that is the user's choice.
 
-    state: State
-    """The search's: a row for each lane; empty if nothing runs."""
-    owner: Tensor
-    """Which point each lane works on. On the CPU, as ``job`` and ``spent`` are."""
-    job: Tensor
-    """Which of the point's jobs runs in each lane."""
-    spent: Tensor
-    """The evaluations that each lane has had."""
+    Attributes:
+        state: the search's: a row for each lane; empty if nothing runs.
+        owner: which point each lane works on. On the CPU, as ``job`` and ``spent`` are.
+        job: which of the point's jobs runs in each lane.
+        spent: the evaluations that each lane has had.
+    """
 
     def __init__(
         self,
-        search: BatchedSearch,
+        search: Search,
         model: Classifier,
         points: Points,
         number: int,
-        most: int,
-        *,
-        fixed: bool,
+        engine: Engine,
+        lanes: int | None,
     ) -> None:
-        self.search = search.within(most) if fixed else search
+        self.search = search.within(lanes) if lanes else search
         self.model = model
         self.points = points
         self.number = number
-        self.fixed = fixed
+        self.engine = engine
+        self.fixed = lanes is not None
         self.jobs = search.jobs(points.ranking.shape[1])
         self.length = search.evaluations()
         if points.done.shape[1] != self.jobs:
             points.done = torch.zeros(len(points.x), self.jobs, dtype=torch.bool)
         # After an interruption as many as before: a model that draws random numbers gives each lane
         # its own.
+        most = lanes or engine.lanes
         waiting = int((~points.done[points.alive]).sum())
         self.most = points.most = min(most, points.most or _evenly_filled(waiting, most))
         self.first_breaker = torch.full((len(points.x),), self.jobs)
-        self._restore(points.lanes)
+        none = torch.zeros(0, dtype=torch.int64)
+        self.state = {name: value.to(points.x.device) for name, value in points.lanes.items()}
+        self.owner = self.state.pop("owner", none).cpu()
+        self.job = self.state.pop("job", none).cpu()
+        self.spent = self.state.get("t", none).cpu()
 
-    def done_before(self) -> int:
-        """The evaluations that an interrupted run has had of points that still stand."""
-        jobs = int(self.points.done[self.points.alive].sum())
-        return self.length * jobs + self._of_standing(self.spent)
+    def evaluations(self) -> int:
+        """The evaluations that the points that stand have had in this search."""
+        alive = self.points.alive
+        in_lanes = self.spent[alive[self.owner]].sum()
+        return self.length * int(self.points.done[alive].sum()) + int(in_lanes)
 
-    def run(self, engine: Engine) -> Iterator[tuple[int, int]]:
-        """Run all jobs; after every few steps, the evaluations that were done or are not needed any
-        more, and the number of points that fell."""
-        while self._fill():
-            yield self._advance(engine)
-
-    def _fill(self) -> bool:
+    def fill(self) -> bool:
         """Start waiting jobs in free lanes, low jobs first; whether any lane runs then."""
         points = self.points
         waiting = ~points.done & points.alive[:, None]
@@ -175,7 +333,10 @@ class Queue:
         number, here = job.to(points.x.device), owner.to(points.x.device)
         # One number for each search and job, so that no two of them share a stream.
         keys = hash_keys(points.keys[here], number + derive(0, self.search.name) % 2**32)
-        new = self.search.begin(points.x[here], points.y[here], points.ranking[here], keys, number)
+        x, y = points.x[here], points.y[here]
+        hit = torch.zeros_like(y, dtype=torch.bool)
+        new = {"x": x, "y": y, "t": torch.zeros_like(y), "hit": hit}
+        new |= self.search.begin(x, y, points.ranking[here], keys, number)
         if self.state:
             new = {key: torch.cat([self.state[key], value]) for key, value in new.items()}
         self.state = new
@@ -183,41 +344,33 @@ class Queue:
         self.job = torch.cat([self.job, job])
         self.spent = torch.cat([self.spent, torch.zeros_like(job)])
 
-    def _advance(self, engine: Engine) -> tuple[int, int]:
+    def advance(self) -> None:
         """A few steps of all lanes, and a look at what they found."""
         search, points = self.search, self.points
         count = search.cuda_stride if points.x.is_cuda else search.cpu_stride
         left = self.length - int(self.spent.min())
         try:
-            self.state = engine.advance(search.advance, self.state, count, self.number, left)
+            self.state = self.engine.advance(search.advance, self.state, count, self.number, left)
         except torch.OutOfMemoryError as error:
-            return self._shrink(error), 0
-        before = self.spent
+            self._shrink(error)
+            return
         self.spent = self.state["t"].cpu()
-        evaluations = self._of_standing(self.spent - before)
-        broken = 0
         ended = self.spent >= self.length
         look = ended if search.patient else ended | self.state["hit"].cpu()
         if look.any():
-            stood = points.alive
             self._judge(look)
-            fallen = stood & ~points.alive
-            had = (self.length * points.done.sum(dim=1)).index_add_(0, self.owner, self.spent)
-            evaluations += int((self.jobs * self.length - had[fallen]).sum())
-            broken = int(fallen.sum())
             points.done[self.owner[ended], self.job[ended]] = True
             self._keep(~ended & (self.first_breaker[self.owner] > self.job))
-        points.lanes = self._saved()
-        return evaluations, broken
+        points.lanes = {}
+        if self.state:
+            points.lanes = self.state | {"owner": self.owner, "job": self.job}
 
-    def _shrink(self, error: torch.OutOfMemoryError) -> int:
-        """Half the lanes, in which all jobs start again; their evaluations, to be taken back."""
+    def _shrink(self, error: torch.OutOfMemoryError) -> None:
+        """Half the lanes, in which all jobs start again."""
         self.most = self.points.most = halved(self.most, error, fixed=self.fixed)
         self.search = self.search.within(self.most)
-        lost = self._of_standing(self.spent)
         self._keep(torch.zeros_like(self.owner, dtype=torch.bool))
         self.points.lanes = {}
-        return -lost
 
     def _judge(self, look: Tensor) -> None:
         """Ask the model itself about the images that these lanes found."""
@@ -236,28 +389,12 @@ class Queue:
             broken = points.learn(owner[mine], images[here], logits[here], self.number)
             self.first_breaker[owner[mine][broken]] = one
 
-    def _of_standing(self, spent: Tensor) -> int:
-        """The sum of ``spent`` over the lanes whose point stands."""
-        return int(spent[self.points.alive[self.owner]].sum())
-
     def _keep(self, stay: Tensor) -> None:
         """Take all other lanes out."""
         index = stay.nonzero().squeeze(1)
         self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
-        if len(index) == 0:
-            self.state = {}
-        self.state = {key: value[index.to(value.device)] for key, value in self.state.items()}
-
-    def _saved(self) -> State:
-        return self.state | {"owner": self.owner, "job": self.job} if self.state else {}
-
-    def _restore(self, saved: State) -> None:
-        none = torch.zeros(0, dtype=torch.int64)
-        lanes = {name: value.to(self.points.x.device) for name, value in saved.items()}
-        self.owner = lanes.pop("owner", none).cpu()
-        self.job = lanes.pop("job", none).cpu()
-        self.state = lanes
-        self.spent = lanes["t"].cpu() if lanes else none
+        state = self.state if len(index) else {}
+        self.state = {key: value[index.to(value.device)] for key, value in state.items()}
 
 
 def _evenly_filled(waiting: int, most: int) -> int:

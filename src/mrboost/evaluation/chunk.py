@@ -10,9 +10,8 @@ from torch import Tensor
 
 from mrboost.attacks import Attack, AutoAttack, Search
 from mrboost.attacks.points import Points
-from mrboost.attacks.search import seed_of
+from mrboost.attacks.survivors import Hooks, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
-from mrboost.attacks.survivors import run
 from mrboost.errors import UnfitError
 from mrboost.files import State
 from mrboost.losses import margin
@@ -123,9 +122,7 @@ class Runner:
             seed_of(attack.seed, None),
             lanes=self.batch_size,
             first=chunk.first,
-            resume=resume,
-            tell=watch,
-            work=self.meter,
+            hooks=Hooks(resume, watch, self.meter),
         )
         self.saved.drop(unfinished)
         return {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, attacked
-from mrboost.attacks.networks import networks
+from mrboost.attacks.model import networks
 from mrboost.devices import device_of, exact_float32
 from mrboost.errors import InputError
 from mrboost.files import State, digest, read_tensors, write_tensors

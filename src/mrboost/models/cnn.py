@@ -25,21 +25,13 @@ def _convnet(shape: Shape, classes: int, blocks: Sequence[Sequence[int]], hidden
     layers: list[nn.Module] = []
     for block in blocks:
         for out in block:
-            layers += [
-                nn.Conv2d(channels, out, 3, padding=1),
-                nn.BatchNorm2d(out),
-                nn.ReLU(inplace=True),
-            ]
+            convolution = nn.Conv2d(channels, out, 3, padding=1)
+            layers += [convolution, nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
             channels = out
         layers.append(nn.MaxPool2d(2))
     features = channels * (height // shrink) * (width // shrink)
-    layers += [
-        nn.Flatten(),
-        nn.Linear(features, hidden),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
-    ]
-    return nn.Sequential(*layers, nn.Linear(hidden, classes))
+    layers += [nn.Flatten(), nn.Linear(features, hidden), nn.BatchNorm1d(hidden)]
+    return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Linear(hidden, classes))
 
 
 @register("cnn-digits")

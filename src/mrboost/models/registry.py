@@ -36,8 +36,8 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
+# How each model is built, and whether its images are normalised.
 _REGISTRY: dict[str, tuple[Factory, bool]] = {}
-"""How each is built, and whether its images are normalised."""
 
 
 def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factory]:
@@ -65,22 +65,20 @@ def names() -> tuple[str, ...]:
 
 def check(name: str) -> None:
     """Refuse a name that is not registered."""
-    _, base, _ = _parts(name)
-    if base not in _REGISTRY:
-        raise unknown_name(
-            "model",
-            base,
-            _REGISTRY,
-            hint="your own: mrboost.models.register, and --import its module",
-        )
+    _parts(name)
 
 
 def _parts(name: str) -> tuple[int, str, bool]:
     """``5xresnet18-silu`` is 5 copies of ``resnet18`` with SiLU."""
     match = re.fullmatch(r"(?:([1-9]\d?)x)?(.+?)(-silu)?", name)
     if match is None or name in _REGISTRY:
-        return 1, name, False
-    return int(match[1] or 1), match[2], bool(match[3])
+        copies, base, smooth = 1, name, False
+    else:
+        copies, base, smooth = int(match[1] or 1), match[2], bool(match[3])
+    if base not in _REGISTRY:
+        hint = "your own: mrboost.models.register, and --import its module"
+        raise unknown_name("model", base, _REGISTRY, hint)
+    return copies, base, smooth
 
 
 def build(
@@ -104,7 +102,6 @@ def build(
         >>> build("cnn-digits", (1, 8, 8), 10)(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
-    check(name)
     copies, base, smooth = _parts(name)
     if copies > 1:
         one = name.partition("x")[2]

@@ -32,8 +32,7 @@ class _Residual(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        activated: Tensor = self.activation(self.branch(x) + self.shortcut(x))
-        return activated
+        return self.activation(self.branch(x) + self.shortcut(x))  # type: ignore[no-any-return]
 
 
 def _basic(inputs: int, width: int, stride: int) -> _Residual:

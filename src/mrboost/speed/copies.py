@@ -37,20 +37,17 @@ from .fusing import (
 )
 
 Model = Callable[[Tensor], Tensor]
+Answer = tuple[Tensor, Tensor]  # logits, and a gradient in the images
 Pass = Callable[[fx.GraphModule], object]
 
+# Images on which a copy is compared with the network.
 _SAMPLE = 8
-"""Images on which a copy is compared with the network."""
+# Gradients enter the half-precision network with this as their largest entry.
 _LARGEST_GRADIENT = 64.0
-"""Gradients enter the half-precision network with this as their largest entry."""
-_CPU_PASSES: tuple[Sequence[Pass], ...] = ((pool_before_relu, thin_inputs), ())
-_CUDA_PASSES: tuple[Sequence[Pass], ...] = (
-    (fuse_relu, fuse_sums, fuse_norm_relu),
-    (fuse_relu,),
-    (),
-)
-"""Passes over the traced network, the fastest first; the others are for networks that these do not
-suit."""
+# Passes over the traced network, the fastest first; the others are for networks that these do not
+# suit.
+_CPU_PASSES: Sequence[Sequence[Pass]] = ((pool_before_relu, thin_inputs), ())
+_CUDA_PASSES: Sequence[Sequence[Pass]] = ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())
 
 
 def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
@@ -88,10 +85,6 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
     return model
 
 
-Answer = tuple[Tensor, Tensor]
-"""Logits, and a gradient in the images."""
-
-
 def _is_close(answer: Answer, wanted: Answer, rows: Tensor) -> bool:
     """Whether a copy answers as the model: logits, and gradients, since tracing loses a backward
     pass of the model's own, such as a straight-through estimator."""
@@ -118,12 +111,8 @@ def _draws(model: Model, x: Tensor) -> bool:
 
 def _generator_states(device: torch.device) -> list[object]:
     """Of the global random generators that a model may draw from."""
-    states = list(random_state(device).values())
-    return [
-        *(state.numpy().tobytes() for state in states),
-        random.getstate(),
-        str(np.random.get_state(legacy=False)),
-    ]
+    states = [state.numpy().tobytes() for state in random_state(device).values()]
+    return [*states, random.getstate(), str(np.random.get_state(legacy=False))]
 
 
 def refresh(copy: Model) -> None:
@@ -183,15 +172,11 @@ class Copy(nn.Module):
         self.half_precision = half
         self.eval()
         mine, theirs = _tensors(network), _tensors(source)
-        self._folds = [
-            _Fold(
-                mine.pop(f"{layer}.weight"),
-                mine.pop(f"{layer}.bias"),
-                source.get_submodule(layer),
-                source.get_submodule(norm),
-            )
-            for layer, norm in folded
-        ]
+        self._folds: list[tuple[Tensor, Tensor, Any, Any]] = []
+        for layer, norm in folded:
+            weight, bias = mine.pop(f"{layer}.weight"), mine.pop(f"{layer}.bias")
+            networks = source.get_submodule(layer), source.get_submodule(norm)
+            self._folds.append((weight, bias, *networks))
         for name, value in mine.items():
             if isinstance(value, nn.Parameter) and name not in theirs:
                 raise ValueError(f"a copy cannot follow {name}")
@@ -201,7 +186,7 @@ class Copy(nn.Module):
     @torch.no_grad()
     def refresh(self) -> None:
         for fold in self._folds:
-            fold()
+            _fold(*fold)
         torch._foreach_copy_(*self._same)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,25 +216,18 @@ def _halve(network: nn.Module) -> nn.Module:
     return network
 
 
-class _Fold:
-    """A layer's weights with those of the BatchNorm after it: w γ/σ and (b − μ) γ/σ + β."""
-
-    def __init__(self, weight: Tensor, bias: Tensor, layer: Any, norm: Any) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.layer = layer
-        self.norm = norm
-
-    def __call__(self) -> None:
-        layer, norm = self.layer, self.norm
-        scale = (norm.running_var + norm.eps).rsqrt_()
-        if norm.weight is not None:
-            scale *= norm.weight
-        mean = norm.running_mean if layer.bias is None else norm.running_mean - layer.bias
-        torch.mul(layer.weight, wide(scale, self.weight), out=self.weight)
-        self.bias.copy_(
-            -mean * scale if norm.bias is None else torch.addcmul(norm.bias, mean, scale, value=-1)
-        )
+def _fold(weight: Tensor, bias: Tensor, layer: Any, norm: Any) -> None:
+    """Put a layer's weights with those of the BatchNorm after it, w γ/σ and (b − μ) γ/σ + β, into
+    ``weight`` and ``bias``."""
+    scale = (norm.running_var + norm.eps).rsqrt_()
+    if norm.weight is not None:
+        scale *= norm.weight
+    mean = norm.running_mean if layer.bias is None else norm.running_mean - layer.bias
+    torch.mul(layer.weight, wide(scale, weight), out=weight)
+    if norm.bias is None:
+        bias.copy_(-mean * scale)
+    else:
+        bias.copy_(torch.addcmul(norm.bias, mean, scale, value=-1))
 
 
 class _ToHalf(torch.autograd.Function):

@@ -140,14 +140,10 @@ def _uses(model: fx.GraphModule) -> Counter[object]:
 
 def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> nn.Module | None:
     """The module that a node calls, if nothing else sees the node or calls the module."""
-    if (
-        not isinstance(node, fx.Node)
-        or node.op != "call_module"
-        or len(node.users) > 1
-        or uses[node.target] > 1
-    ):
+    if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
-    return modules[str(node.target)]
+    alone = len(node.users) <= 1 and uses[node.target] <= 1
+    return modules[str(node.target)] if alone else None
 
 
 def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
@@ -222,13 +218,7 @@ class _FusedConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        other: Tensor | None,
-        how: Any,
-        twice: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Any, other: Any, how: Any, twice: bool
     ) -> Tensor | tuple[Tensor, Tensor]:
         if other is None:
             y = torch.cudnn_convolution_relu(x, weight, bias, *how)
@@ -258,19 +248,9 @@ class _FusedConv(torch.autograd.Function):
 def _into_images(gradient: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tensor:
     """The gradient of a convolution in its input."""
     stride, padding, dilation, groups = how
-    into, _, _ = torch.ops.aten.convolution_backward(
-        gradient,
-        x,
-        weight,
-        None,
-        stride,
-        padding,
-        dilation,
-        False,
-        [0, 0],
-        groups,
-        [True, False, False],
-    )
+    geometry = (stride, padding, dilation, False, [0, 0], groups)
+    wanted = [True, False, False]
+    into, _, _ = torch.ops.aten.convolution_backward(gradient, x, weight, None, *geometry, wanted)
     return into  # type: ignore[no-any-return]
 
 
@@ -304,15 +284,13 @@ class _FusedPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         y, positions = ctx.saved_tensors
-        through = torch.ops.aten.threshold_backward(
-            gradient.contiguous(memory_format=torch.channels_last), y, 0
-        )
+        aten = torch.ops.aten
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        through = aten.threshold_backward(gradient, y, 0)
         x = torch.empty(
             ctx.shape, dtype=y.dtype, device=y.device, memory_format=torch.channels_last
         )
-        return torch.ops.aten.max_pool2d_with_indices_backward(
-            through, x, *ctx.how, positions
-        ), None
+        return aten.max_pool2d_with_indices_backward(through, x, *ctx.how, positions), None
 
 
 class _ThinConv(_Conv):

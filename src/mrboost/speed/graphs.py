@@ -22,9 +22,10 @@ from torch import Tensor
 from mrboost.errors import InputError
 
 from .copies import Model, quick
+from .memory import halved
 
+# To capture a step takes as long as to run it so many times.
 _STEPS_PER_CAPTURE = 25
-"""To capture a step takes as long as to run it so many times."""
 State = dict[str, Tensor]
 Step = Callable[[Model, State], State]
 
@@ -216,17 +217,17 @@ class Engine:
         return state
 
     def _copy(self, lanes: int) -> None:
-        model, on_cuda = self.model, self._images.is_cuda
-        for size in (lanes, 1) if on_cuda else (1,):
+        on_cuda = self._images.is_cuda
+        size = lanes if on_cuda else 1
+        while not self._copied:
             try:
-                self.model = quick(model, self._images, size)
-                break
-            except torch.OutOfMemoryError:  # for the gradients of so many, which few searches need
-                if size == 1:
-                    raise
+                copy = quick(self.model, self._images, size)
+                self._copied = True
+            except torch.OutOfMemoryError as error:  # for gradients of so many: few searches need
+                size = halved(size, error)
         # A model that could not be copied may not bear to be captured either.
-        self._captures = on_cuda and self.model is not model
-        self._copied = True
+        self._captures = on_cuda and copy is not self.model
+        self.model = copy
 
     def _replay(self, step: Step, state: State, count: int, search: int, left: int) -> State:
         lanes = len(state["t"])

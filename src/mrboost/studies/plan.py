@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mrboost import recipes
 from mrboost.attacks import named
-from mrboost.attacks.mixtures import ON_MIXTURES
+from mrboost.attacks.adaptive import ON_MIXTURES
 from mrboost.data import defaults, load
 from mrboost.data.sources import FOLDER, whole_name
 from mrboost.errors import InputError, unknown_name

@@ -13,7 +13,7 @@ import torch
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
-from mrboost.attacks.mixtures import attacks_on
+from mrboost.attacks.adaptive import attacks_on
 from mrboost.data import Dataset
 from mrboost.devices import make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture

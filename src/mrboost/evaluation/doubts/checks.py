@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier, Square
-from mrboost.attacks.base import LOW_PRECISION
 from mrboost.attacks.checks import are_probabilities
+from mrboost.attacks.model import LOW_PRECISION
 from mrboost.attacks.survivors import run
 from mrboost.ensemble import Mixture
 from mrboost.errors import NanLogitsError

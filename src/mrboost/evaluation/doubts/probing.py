@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mrboost.attacks import Classifier, attacked
 from mrboost.attacks.checks import check_logits
-from mrboost.attacks.networks import networks
+from mrboost.attacks.model import networks
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import members_of
 from mrboost.seeds import keep_random_state
