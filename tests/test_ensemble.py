@@ -43,11 +43,8 @@ def test_members_may_differ(members) -> None:
 @pytest.mark.parametrize(
     "weights", [[1.0], [0.0, 0.0, 0.0], [1.0, -1.0, 1.0], [1.0, float("nan"), 1.0]]
 )
-def test_refuses_bad_weights(members, weights: list[float]) -> None:
+def test_refuses_bad_weights_and_no_members(members, weights: list[float]) -> None:
     with pytest.raises(InputError, match="weights"):
         Ensemble(members, weights)
-
-
-def test_refuses_no_members() -> None:
     with pytest.raises(InputError, match="at least one member"):
-        Ensemble([])
+        Ensemble([], weights)

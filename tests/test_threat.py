@@ -90,7 +90,7 @@ def test_the_l2_draw_fills_the_ball_uniformly() -> None:
         ("Linf", -0.1, "must be positive and finite, got -0.1"),
         ("Linf", float("nan"), "must be positive and finite, got nan"),
         ("L2", float("inf"), "positive and finite, got inf"),
-        ("Linf", 8.0, r"\(0, 1\].*8.0.*divide by 255"),
+        ("Linf", 8.0, r"\(0, 1\].*8.0.*divide grey levels by 255"),
         ("linf", 0.1, "unknown norm 'linf': did you mean Linf"),
     ],
 )

@@ -77,14 +77,11 @@ def _checked_device(device: str) -> tuple[str, int | None]:
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if not available.get(kind, False) or (index and not (kind == "cuda" and index.isdecimal())):
+    numbered = kind == "cuda" and index.isdecimal() and int(index) < torch.cuda.device_count()
+    if not available.get(kind, False) or (index and not numbered):
         usable = [name for name, there in available.items() if there]
         raise InputError(
             f"device {device!r} is not available here: use auto or {' or '.join(usable)}"
-        )
-    if index and int(index) >= torch.cuda.device_count():
-        raise InputError(
-            f"device {device!r} does not exist: there are {torch.cuda.device_count()} CUDA devices"
         )
     return kind, int(index) if index else None
 

@@ -32,19 +32,12 @@ class _Members(nn.Module):
         self.members = nn.ModuleList(members)
         if len(self.members) == 0:
             raise InputError("an ensemble needs at least one member, got none")
-        values = (
-            torch.ones(len(self.members))
-            if weights is None
-            else torch.as_tensor(weights, dtype=torch.float32)
-        )
+        equal = [1.0] * len(self.members)
+        values = torch.as_tensor(equal if weights is None else weights, dtype=torch.float32)
         if values.shape != (len(self.members),):
-            raise InputError(
-                f"{len(self.members)} members need as many weights, got shape {tuple(values.shape)}"
-            )
+            raise InputError(f"{len(equal)} members need as many weights, got {values.tolist()}")
         if not (values.isfinite().all() and (values >= 0).all() and values.sum() > 0):
-            raise InputError(
-                f"weights must be finite, not negative and not all zero, got {values.tolist()}"
-            )
+            raise InputError(f"weights must be finite, >= 0 and not all 0, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())
 
     def __len__(self) -> int:

@@ -95,27 +95,22 @@ def parse_json(text: str | bytes, path: Path) -> Any:
     nested too deep, and numbers of thousands of digits."""
     try:
         value = json.loads(text)
+        if _depth(value) > MOST_NESTED:
+            raise RecursionError
     except RecursionError:
-        raise _too_deep(path) from None
+        raise InputError(
+            f"{path} is not valid here, its JSON is nested too deep: restore it from a copy"
+        ) from None
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
-    level = [[value]]
-    for _ in range(MOST_NESTED):
-        level = [
-            list(item.values()) if isinstance(item, dict) else item
-            for items in level
-            for item in items
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return value
-    raise _too_deep(path)
+    return value
 
 
-def _too_deep(path: Path) -> InputError:
-    return InputError(
-        f"{path} is not valid here, its JSON is nested too deep: restore it from a copy"
-    )
+def _depth(value: object) -> int:
+    """How many lists and objects lie in each other."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def _check_regular(path: Path) -> None:

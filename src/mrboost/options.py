@@ -1,8 +1,8 @@
 """The options of a training, in one list: the command line, ``boost``, ``config.json`` and
 ``train --resume`` all follow from it.
 
-Adding one: a row here, its type in ``TrainingOptions``, and a field of ``Config`` or of a part of
-the recipe, at the place that ``saved_as`` names. Nothing here imports torch, so that
+Adding one: its type in ``TrainingOptions``, a row in ``OPTIONS``, and a field of ``Config`` or of a
+part of the recipe, at the place that ``saved_as`` names. Nothing here imports torch, so that
 ``mrboost --help`` is quick.
 """
 
@@ -11,12 +11,51 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
+Schedule = Literal["piecewise", "one-cycle"]
+Start = Literal["uniform", "half", "gaussian", "clean"]
+Past = Literal["last", "best"]
 SelectOn = Literal["validation", "test"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Fast = Literal["auto", "on", "off"]
-Past = Literal["last", "best"]
+
+
+class TrainingOptions(TypedDict, total=False):
+    """The options with their types; what is left out comes from the data and the recipe."""
+
+    model: str | None
+    rounds: int | None
+    epochs: int | None
+    later_epochs: int | None
+    eps: float | None
+    norm: str | None
+    steps: int | None
+    step_size: float | None
+    batch_size: int | None
+    lr: float | None
+    later_lr: float | None
+    schedule: Schedule | None
+    ema: float | None
+    clip: float | None
+    awp: float | None
+    smoothing: float | None
+    cutmix: float | None
+    padding: int | None
+    flip: bool | None
+    start: Start | None
+    penalty: float | None
+    eta: float | None
+    aggressive: bool | None
+    past: Past | None
+    validation: int | None
+    select_on: SelectOn | None
+    precision: Precision | None
+    fast: Fast | None
+    seed: int | None
+
+
+_TYPES = {name: get_args(hint)[0] for name, hint in get_type_hints(TrainingOptions).items()}
 
 
 def fraction(text: str) -> float:
@@ -36,24 +75,34 @@ class Option:
 
     Args:
         name: as ``boost`` takes it; on the command line ``later_epochs`` is ``--later-epochs``.
-        type: makes the value of a text. ``bool`` stands for the pair ``--flip``, ``--no-flip``.
         help: what ``--help`` says.
-        metavar: what stands for the value in ``--help``.
         saved_as: where ``config.json`` holds it, if not under its name: ``recipe.sampler.eta`` is
             the field ``eta`` of the recipe's sampler.
         default: what holds where neither the data nor the recipe say otherwise.
-        choices: the values it may have, where these are few.
         zero_is_off: 0 takes the part out of the recipe that the option belongs to.
     """
 
     name: str
-    type: Callable[[str], Any]
     help: str
-    metavar: str | None = None
     saved_as: str = ""
     default: Any = None
-    choices: tuple[str, ...] = ()
     zero_is_off: bool = False
+
+    @property
+    def type(self) -> Callable[[str], Any]:
+        """Makes the value of a text. ``bool`` stands for the pair ``--flip``, ``--no-flip``."""
+        makers: dict[type, Callable[[str], Any]] = {int: int, bool: bool, float: fraction}
+        return makers.get(_TYPES[self.name], str)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it may have, where these are few."""
+        return get_args(_TYPES[self.name])
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in ``--help``."""
+        return {int: "N", float: "X"}.get(_TYPES[self.name], "NAME")
 
     @property
     def flag(self) -> str:
@@ -71,182 +120,77 @@ class Option:
         return self.path[0] == "recipe"
 
 
+_MODELS = "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME"
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "model",
-        str,
-        "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME "
-        "(default: the data's)",
-        "NAME",
-    ),
-    Option("rounds", int, "boosting rounds (default: the recipe's)", "T"),
-    Option("epochs", int, "epochs of each round (default: the data's usual number)", "E"),
-    Option("later_epochs", int, "epochs of the rounds after the first (default: equal)", "E"),
-    Option(
-        "eps", fraction, "radius of the ball, like 0.1 or 8/255 (default: the data's)", metavar="X"
-    ),
-    Option("norm", str, "Linf or L2 (default: Linf)", "NORM", default="Linf"),
-    Option(
-        "steps",
-        int,
-        "steps of the training attack (default: the recipe's, 10)",
-        "N",
-        saved_as="recipe.steps",
-    ),
-    Option(
-        "step_size",
-        fraction,
-        "length of those (default: the data's share of eps, more for fewer than 10 steps)",
-        "X",
-    ),
-    Option("batch_size", int, "images per step (default: the recipe's, 128)", "N"),
-    Option("lr", float, "peak learning rate (default: the recipe's, 0.1)", "X"),
-    Option("later_lr", float, "learning rate of the rounds after the first (default: equal)", "X"),
-    Option(
-        "schedule",
-        str,
-        "piecewise or one-cycle (default: the recipe's, piecewise)",
-        "S",
-        saved_as="recipe.schedule",
-        choices=("piecewise", "one-cycle"),
-    ),
+    Option("model", f"{_MODELS} (default: the data's)"),
+    Option("rounds", "boosting rounds (default: the recipe's)"),
+    Option("epochs", "epochs of each round (default: the data's usual number)"),
+    Option("later_epochs", "epochs of the rounds after the first (default: equal)"),
+    Option("eps", "radius of the ball, like 0.1 or 8/255 (default: the data's)"),
+    Option("norm", "Linf or L2 (default: Linf)", default="Linf"),
+    Option("steps", "steps of the training attack (default: the recipe's, 10)", "recipe.steps"),
+    Option("step_size", "length of those (default: the data's share of eps, more below 10 steps)"),
+    Option("batch_size", "images per step (default: the recipe's, 128)"),
+    Option("lr", "peak learning rate (default: the recipe's, 0.1)"),
+    Option("later_lr", "learning rate of the rounds after the first (default: equal)"),
+    Option("schedule", "piecewise or one-cycle (default: the recipe's)", "recipe.schedule"),
     Option(
         "ema",
-        float,
         "keep an average of the weights with this decay, 0.999 say; 0: no",
-        "D",
-        saved_as="recipe.ema",
+        "recipe.ema",
         zero_is_off=True,
     ),
-    Option("clip", float, "bound the gradient's norm (default: no)", "X", saved_as="recipe.clip"),
+    Option("clip", "bound the gradient's norm (default: no)", "recipe.clip"),
     Option(
         "awp",
-        float,
         "move the weights adversarially by this share, 0.01 say; 0: no",
-        "X",
-        saved_as="recipe.awp.gamma",
+        "recipe.awp.gamma",
         zero_is_off=True,
     ),
     Option(
         "smoothing",
-        float,
         "smooth the labels by this share, 0.1 say; 0: no",
-        "X",
-        saved_as="recipe.objective.loss.share",
+        "recipe.objective.loss.share",
         zero_is_off=True,
     ),
     Option(
         "cutmix",
-        float,
         "mix this share of the images, 0.5 say; 0: no",
-        "P",
-        saved_as="recipe.cutmix.probability",
+        "recipe.cutmix.probability",
         zero_is_off=True,
     ),
-    Option(
-        "padding",
-        int,
-        "pixels that crops may be off (default: the data's)",
-        "N",
-        saved_as="augment.padding",
-    ),
-    Option("flip", bool, "mirror images at random (default: the data's)", saved_as="augment.flip"),
+    Option("padding", "pixels that crops may be off (default: the data's)", "augment.padding"),
+    Option("flip", "mirror images at random (default: the data's)", "augment.flip"),
     Option(
         "start",
-        str,
         "of the training attack: uniform, half, gaussian, clean (default: the recipe's)",
-        "S",
-        saved_as="recipe.start",
-        choices=("uniform", "half", "gaussian", "clean"),
+        "recipe.start",
     ),
     Option(
-        "penalty",
-        float,
-        "weight of the divergence of TRADES and MART, their lambda (default: the recipe's)",
-        "X",
-        saved_as="recipe.objective.weight",
+        "penalty", "lambda of TRADES and MART (default: the recipe's)", "recipe.objective.weight"
     ),
     Option(
-        "eta",
-        float,
-        "inverse temperature of mrboost-exp's draws (default: 0.5)",
-        "X",
-        saved_as="recipe.sampler.eta",
+        "eta", "inverse temperature of mrboost-exp's draws (default: 0.5)", "recipe.sampler.eta"
     ),
     Option(
         "aggressive",
-        bool,
         "attack the learner with the past members (default) or these alone",
-        saved_as="recipe.sampler.aggressive",
+        "recipe.sampler.aggressive",
     ),
-    Option(
-        "past",
-        str,
-        "weights of past members: last (default, as the paper) or best",
-        "W",
-        default="last",
-        choices=get_args(Past),
-    ),
-    Option("validation", int, "training images held out (default: a tenth, <= 1000)", metavar="N"),
+    Option("past", "weights of past members: last (default, as the paper) or best", default="last"),
+    Option("validation", "training images held out (default: a tenth, <= 1000)"),
     Option(
         "select_on",
-        str,
         "choose the best epoch on validation (default) or, as the paper, on test",
-        "PART",
         default="validation",
-        choices=get_args(SelectOn),
     ),
-    Option(
-        "precision",
-        str,
-        "auto (default), 32-true or bf16-mixed",
-        "P",
-        default="auto",
-        choices=get_args(Precision),
-    ),
+    Option("precision", "auto (default), 32-true or bf16-mixed", default="auto"),
     Option(
         "fast",
-        str,
         "attack quick copies, captured on a GPU: auto (default: where possible), on or off",
-        "F",
         default="auto",
-        choices=get_args(Fast),
     ),
-    Option("seed", int, "of every random draw (default: 0)", "N", default=0),
+    Option("seed", "of every random draw (default: 0)", default=0),
 )
 
 BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
-
-
-class TrainingOptions(TypedDict, total=False):
-    """The same options for type checkers; what is left out comes from the data and the recipe."""
-
-    model: str | None
-    rounds: int | None
-    epochs: int | None
-    later_epochs: int | None
-    eps: float | None
-    norm: str | None
-    steps: int | None
-    step_size: float | None
-    batch_size: int | None
-    lr: float | None
-    later_lr: float | None
-    schedule: str | None
-    ema: float | None
-    clip: float | None
-    awp: float | None
-    smoothing: float | None
-    cutmix: float | None
-    padding: int | None
-    flip: bool | None
-    start: str | None
-    penalty: float | None
-    eta: float | None
-    aggressive: bool | None
-    past: Past | None
-    validation: int | None
-    select_on: SelectOn | None
-    precision: Precision | None
-    fast: Fast | None
-    seed: int | None

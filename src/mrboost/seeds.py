@@ -93,7 +93,8 @@ class ImageStreams:
     def __init__(self, seed: int | None, images: Tensor) -> None:
         if seed is None:
             seed = torch.Generator().seed()
-        self._generators = [torch.Generator().manual_seed(key) for key in _image_keys(seed, images)]
+        keys = image_keys(seed, images).tolist()
+        self._generators = [torch.Generator().manual_seed(key) for key in keys]
 
     def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
         """``kind`` (torch.rand or torch.randn) in the shape of ``like``, image by image."""
@@ -133,12 +134,9 @@ class Share:
 
 def image_keys(seed: int, images: Tensor) -> Tensor:
     """One 63-bit key for each image, from the seed and the image's own bytes."""
-    return torch.tensor(_image_keys(seed, images), dtype=torch.int64, device=images.device)
-
-
-def _image_keys(seed: int, images: Tensor) -> list[int]:
     content = images.detach().to("cpu", torch.float32)
-    return [_digest(repr(seed).encode() + image.numpy().tobytes()) for image in content]
+    keys = [_digest(repr(seed).encode() + image.numpy().tobytes()) for image in content]
+    return torch.tensor(keys, dtype=torch.int64, device=images.device)
 
 
 def hash_keys(keys: Tensor, counter: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .errors import InputError, unknown_name
+from .errors import InputError, look_up
 from .seeds import Randomness, random_like
 
 
@@ -118,21 +118,14 @@ def ball(norm: str, eps: float) -> Threat:
         >>> ball("Linf", 0.5).project(torch.tensor([[2.0, 0.3]]), torch.tensor([[0.2, 0.2]]))
         tensor([[0.7000, 0.3000]])
     """
-    if norm not in _NORMS:
-        raise unknown_name("norm", str(norm), _NORMS)
+    kind = look_up("norm", str(norm), _NORMS)
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
     if not 0 < eps < float("inf"):
-        raise InputError(
-            f"eps must be positive and finite, got {eps!r}: for images in [0, 1] a usual value "
-            "is 8/255"
-        )
+        raise InputError(f"eps must be positive and finite, got {eps!r}: 8/255 is usual")
     if norm == "Linf" and eps > 1:
-        raise InputError(
-            f"eps must be in (0, 1] for images in [0, 1], got {eps!r}: divide by 255 if it "
-            "counts grey levels"
-        )
-    return _NORMS[norm](eps)
+        raise InputError(f"eps must be in (0, 1], got {eps!r}: divide grey levels by 255")
+    return kind(eps)
 
 
 def radius(eps: object) -> float:

@@ -1,6 +1,4 @@
-"""Split, Dataset and hold_out: what they guarantee and what they refuse."""
-
-import dataclasses
+"""Split, Dataset, from_tensors and hold_out: what they guarantee and what they refuse."""
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from mrboost.data import Dataset, Defaults, Split, from_tensors, hold_out
 from mrboost.errors import InputError
 
 DEFAULTS = Defaults(0.1, 0.025, "cnn-digits", 30, padding=0, flip=False)
+X, Y = torch.rand(6, 3, 8, 8), torch.arange(6) % 3
 
 
 def a_split(count=20, classes=2, dtype=torch.uint8, size=4):
@@ -42,19 +41,11 @@ def test_indexing_keeps_images_and_labels_together():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (torch.zeros(3, 4, 4), torch.zeros(3, dtype=torch.int64), r"shape \(3, 4, 4\)"),
-        (
-            torch.zeros(3, 1, 4, 4, dtype=torch.float64),
-            torch.zeros(3, dtype=torch.int64),
-            "float64",
-        ),
-        (torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int32), "int32"),
-        (
-            torch.zeros(3, 1, 4, 4),
-            torch.zeros(3, 1, dtype=torch.int64),
-            r"labels have shape \(3, 1\)",
-        ),
-        (torch.zeros(3, 1, 4, 4), torch.zeros(2, dtype=torch.int64), "3 images but 2 labels"),
+        (torch.zeros(3, 4, 4), Y[:3], r"shape \(3, 4, 4\)"),
+        (torch.zeros(3, 1, 4, 4, dtype=torch.float64), Y[:3], "float64"),
+        (torch.zeros(3, 1, 4, 4), Y[:3].int(), "int32"),
+        (torch.zeros(3, 1, 4, 4), Y[:3, None], r"labels have shape \(3, 1\)"),
+        (torch.zeros(3, 1, 4, 4), Y[:2], "3 images but 2 labels"),
     ],
 )
 def test_split_refuses_wrong_shapes_and_types(x, y, message):
@@ -82,20 +73,24 @@ def test_dataset_refuses_labels_out_of_range(label):
         a_dataset(a_split(), split)
 
 
-def test_dataset_refuses_different_sizes_emptiness_and_a_single_class():
-    with pytest.raises(InputError, match=r"\(3, 4, 4\) but test images are \(3, 5, 5\)"):
-        a_dataset(a_split(), a_split(size=5))
-    with pytest.raises(InputError, match="nothing to learn from"):
-        a_dataset(a_split(), a_split()[:0])
-    with pytest.raises(InputError, match="at least two"):
-        a_dataset(a_split(classes=1), classes=("a",))
+@pytest.mark.parametrize(
+    ("train", "test", "classes", "message"),
+    [
+        (a_split(), a_split(size=5), "ab", r"\(3, 4, 4\) but test images are \(3, 5, 5\)"),
+        (a_split(), a_split()[:0], "ab", r"mine test: images have shape \(0, 3, 4, 4\)"),
+        (a_split(classes=1), None, "a", "at least two"),
+    ],
+)
+def test_dataset_refuses_different_sizes_emptiness_and_a_single_class(
+    train, test, classes, message
+):
+    with pytest.raises(InputError, match=message):
+        a_dataset(train, test, tuple(classes))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_channel_stats_are_those_of_all_pixels(monkeypatch, dtype):
-    # 20 images: chunks of 3, a last of 2
-    monkeypatch.setattr("mrboost.data.dataset.CHUNK_VALUES", 3 * 4 * 4 * 3)
-    train = a_split(dtype=dtype)
+def test_channel_stats_are_those_of_all_pixels(dtype):
+    train = a_split(2500, dtype=dtype)  # more than are summed at a time
     train.x[:, 2] = 1
     mean, std = a_dataset(train).channel_stats()
     pixels = train.images().double().transpose(0, 1).flatten(1)
@@ -104,10 +99,65 @@ def test_channel_stats_are_those_of_all_pixels(monkeypatch, dtype):
     assert std[2] == 1e-3  # a constant channel
 
 
-def test_properties():
-    dataset = a_dataset(a_split())
-    assert (dataset.num_classes, dataset.shape) == (2, (3, 4, 4))
-    assert len(dataclasses.replace(dataset, test=dataset.test[:5]).test) == 5
+# --- from_tensors
+
+
+def test_tensors_of_the_users_own_become_a_dataset():
+    dataset = from_tensors(X, Y, X[:4], Y[:4], eps=0.2, model="cnn-digits")
+    assert dataset.classes == ("0", "1", "2")
+    assert (dataset.num_classes, dataset.shape, len(dataset.test)) == (3, (3, 8, 8), 4)
+    usual = dataset.defaults
+    assert (usual.eps, usual.model, usual.padding) == (0.2, "cnn-digits", 1)
+
+
+def test_arrays_as_they_come_from_a_file():
+    """numpy's, with floats of 64 bits and labels of 8 or one-hot, as npz files have them."""
+    wanted = from_tensors(X, Y, X, Y).fingerprint()
+    for images in (X.numpy(), X.double(), X.double().numpy(), X.tolist()):
+        for labels in (Y.numpy().astype("uint8"), Y.int(), torch.eye(3)[Y], Y.tolist()):
+            assert from_tensors(images, labels, X, Y).fingerprint() == wanted
+    grey = (X[:, 0] * 255).byte()
+    found = from_tensors(grey.numpy(), Y[:, None], grey[:, None], Y)
+    assert found.shape == (1, 8, 8)
+    assert torch.equal(found.train.x, found.test.x)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.empty(6, 3, 8, 8, device="meta"), Y, "meta tensor"),
+        (torch.zeros(6, 3, 8, 8).to_sparse(), Y, "sparse"),
+        (torch.nested.nested_tensor([X[0]] * 6, layout=torch.jagged), Y, "nested"),
+        (X * 1j, Y, "images are complex numbers"),
+        (X, Y + 1j, "labels are complex numbers"),
+        (torch.zeros(6, 3, 0, 8), Y, "they have no pixels"),
+        (np.array([["a"] * 6]), Y, "cannot be read as an array of numbers"),
+        ([[1.0], [1.0, 2.0]], Y, "cannot be read as an array"),
+        (X.permute(0, 2, 3, 1), Y, r"shape \(6, 8, 8, 3\): put the channels first"),
+        (X, Y.float(), "int64"),
+        (X, torch.tensor([0, 1, 2, 3, 4, 10**9]), "label 1000000000 makes more than 100,000"),
+        (X[:0], Y[:0], r"tensors train: images have shape \(0, 3, 8, 8\)"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(x, y, message):
+    with pytest.raises(InputError, match=message) as error:
+        from_tensors(x, y, X, Y)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_default_is_refused():
+    with pytest.raises(InputError, match="unknown default 'epss': did you mean eps"):
+        from_tensors(X, Y, X, Y, epss=0.1)
+
+
+def test_the_fingerprint_is_of_the_content():
+    x, y = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8), torch.arange(6) % 2
+    one = from_tensors(x, y, x, y).fingerprint()
+    assert from_tensors(x.clone(), y.clone(), x, y).fingerprint() == one
+    changed = x.clone()
+    changed[3, 0, 2, 1] ^= 1
+    assert from_tensors(changed, y, x, y).fingerprint() != one
+    assert from_tensors(x, 1 - y, x, y).fingerprint() != one
 
 
 # --- hold_out
@@ -144,13 +194,11 @@ def test_hold_out_gives_each_class_its_share_to_within_one_image(count):
 
 def test_hold_out_depends_on_the_seed_alone():
     train = numbered([i % 10 for i in range(200)])
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
     first = indices(hold_out(train, 50, seed=1)[1], 200)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(99)
+    state = torch.manual_seed(99).get_state()
     assert indices(hold_out(train, 50, seed=1)[1], 200) == first
     assert indices(hold_out(train, 50, seed=2)[1], 200) != first
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("count", [-1, 10, 11])
@@ -159,98 +207,10 @@ def test_hold_out_leaves_something_to_train_on(count):
         hold_out(numbered([0, 1] * 5), count, seed=0)
 
 
-def test_tensors_of_the_users_own_become_a_dataset():
-    x = torch.rand(12, 3, 8, 8)
-    dataset = from_tensors(
-        x[:9], torch.arange(9) % 3, x[9:], torch.arange(3), eps=0.2, model="cnn-digits"
-    )
-    assert dataset.classes == ("0", "1", "2")
-    assert (dataset.defaults.eps, dataset.defaults.model, dataset.defaults.padding) == (
-        0.2,
-        "cnn-digits",
-        1,
-    )
-    with pytest.raises(InputError, match="int64"):
-        from_tensors(x[:9], torch.zeros(9), x[9:], torch.arange(3))
-
-
-def test_arrays_as_they_come_from_a_file() -> None:
-    """numpy's, with floats of 64 bits and labels of 8 or one-hot, as npz files have them."""
-    x, y = torch.rand(12, 3, 5, 7), torch.arange(12) % 3
-    wanted = from_tensors(x, y, x, y)
-    for images in (x.numpy(), x.double(), x.double().numpy(), x.tolist()):
-        for labels in (y.numpy().astype("uint8"), y.int(), torch.eye(3)[y], y.tolist()):
-            found = from_tensors(images, labels, x, y)
-            assert found.fingerprint() == wanted.fingerprint()
-    grey = (x * 255).byte()
-    assert (
-        from_tensors(grey.numpy(), y, grey, y).fingerprint()
-        == from_tensors(grey, y, grey, y).fingerprint()
-    )
-
-
-def test_what_is_no_dataset_is_said() -> None:
-    x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 3
-    last = x.permute(0, 2, 3, 1)
-    with pytest.raises(InputError, match=r"shape \(6, 8, 8, 3\): put the channels first"):
-        from_tensors(last, y, last, y)
-    with pytest.raises(InputError, match="unknown default 'epss': did you mean eps"):
-        from_tensors(x, y, x, y, epss=0.1)
-    with pytest.raises(InputError, match="cannot be read as an array"):
-        from_tensors([[1.0], [1.0, 2.0]], y, x, y)
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.empty(6, 3, 8, 8, device="meta"), "meta tensor"),
-        (torch.zeros(6, 3, 8, 8).to_sparse(), "sparse"),
-        (torch.nested.nested_tensor([torch.zeros(3, 8, 8)] * 6, layout=torch.jagged), "nested"),
-        (torch.zeros(6, 3, 8, 8, dtype=torch.complex64), "complex numbers"),
-        (torch.zeros(6, 3, 0, 8), "they have no pixels"),
-        (np.array([["a"] * 6]), "cannot be read as an array of numbers"),
-    ],
-)
-def test_tensors_without_dense_values_are_refused(x, message):
-    y = torch.arange(6) % 3
-    good = torch.rand(6, 3, 8, 8)
-    for images in ((x, good), (good, x)):
-        with pytest.raises(InputError, match=message) as error:
-            from_tensors(images[0], y, images[1], y)
-        assert "\n" not in str(error.value)
-
-
-def test_a_label_of_a_billion_is_refused_at_once():
-    x, y = torch.rand(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 10**9])
-    with pytest.raises(InputError, match="label 1000000000 makes more than 100,000 classes"):
-        from_tensors(x, y, x, y)
-    with pytest.raises(InputError, match="complex numbers"):
-        from_tensors(x, y + 1j, x, y)
-
-
-def test_grey_images_need_no_channel():
-    x, y = torch.rand(6, 8, 8), torch.arange(6) % 3
-    assert from_tensors(x, y, x[:, None], y[:, None]).shape == (1, 8, 8)
-
-
-def test_the_fingerprint_is_of_the_content():
-    x, y = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8), torch.arange(6) % 2
-    one, same = (from_tensors(x.clone(), y.clone(), x, y) for _ in range(2))
-    assert one.fingerprint() == same.fingerprint()
-    changed = x.clone()
-    changed[3, 0, 2, 1] ^= 1
-    assert from_tensors(changed, y, x, y).fingerprint() != one.fingerprint()
-    assert from_tensors(x, 1 - y, x, y).fingerprint() != one.fingerprint()
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_hold_out_leaves_a_class_its_only_image(seed):
-    x = a_split(14, 1).x
-    rare = Split(x, torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, *[8] * 6]))
-    rest, validation = hold_out(rare, 2, seed)
+    rest, validation = hold_out(numbered([0, 1, 2, 3, 4, 5, 6, 7, *[8] * 6]), 2, seed)
     assert set(rest.y.tolist()) == set(range(9))
     assert validation.y.tolist() == [8, 8]
-    alone = Split(x[:4], torch.arange(4))
-    assert len(hold_out(alone, 1, seed)[1]) == 1, (
-        "where no class has two images, one of them loses its own"
-    )
+    # Where no class has two images, one of them loses its own
+    assert len(hold_out(numbered([0, 1, 2, 3]), 1, seed)[1]) == 1

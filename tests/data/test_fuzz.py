@@ -10,14 +10,15 @@ import struct
 import sys
 import tarfile
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
 
 from mrboost.data import from_tensors, load
 from mrboost.data.pickles import read_pickle
+from mrboost.data.registry import SOURCES
 from mrboost.errors import InputError
+from samples import encoded, pack, picture, pictures, png, python2_pickle
 
 CASES = int(os.environ.get("MRBOOST_FUZZ", "100"))
 MAX_MEMORY = 3 * 2**30
@@ -43,25 +44,17 @@ def damaged(content, rng):
 
 
 def png_of_any_size(rng):
-    """A header that announces many pixels, and few bytes after it."""
-
-    def chunk(kind, data):
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
     width, height = (rng.choice([0, 1, 4096, 2**16, 2**31 - 1]) for _ in range(2))
     depth, colour = rng.choice([1, 8, 16]), rng.choice([0, 2, 3, 4, 6])
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, rng.randrange(2))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99)))
+    return png(width, height, depth, colour, rng.randrange(2))
 
 
-def archive(make, rng):
+def archive(rng):
     """A tree of images packed in some way, with odd names, kinds and contents among them."""
-    files = dict(make.pictures(per_class=2))
+    files = pictures(per_class=2)
     for _ in range(rng.randrange(3)):
-        name = rng.choice(
-            ["train/cat/0.png", "train/cat/x.png", "../x.png", "a\udcff/b", "x" * 5000]
-        )
+        names = ["train/cat/0.png", "train/cat/x.png", "../x.png", "a\udcff/b", "x" * 5000]
+        name = rng.choice(names)
         image = rng.choice(list(files.values()))
         files[name] = rng.choice([image, damaged(image, rng), png_of_any_size(rng), b""])
     buffer = io.BytesIO()
@@ -104,18 +97,13 @@ def random_pickle(rng):
     return b"".join(pieces) + b"."
 
 
-def hostile_batch(make, rng):
+def hostile_batch(rng):
     """What a stranger's CIFAR batch may be."""
     x = np.zeros((3, 3072), np.uint8)
     labels = rng.choice([[0, 1, 2], [10**30], ["a"], [[0]], (0, 1, 2), None, {}, 1.5, {1, 2}, b"x"])
     entries = {rng.choice([b"data", "data", 7, (1, (2, (3,)))]): x, b"labels": labels}
-    plain = rng.choice(
-        [
-            pickle.dumps(entries, rng.randrange(6)),
-            make.python2({"data": x, "labels": [0, 1, 2]}, "labels"),
-            random_pickle(rng),
-        ]
-    )
+    whole = python2_pickle({"data": x, "labels": [0, 1, 2]}, "labels")
+    plain = rng.choice([pickle.dumps(entries, rng.randrange(6)), whole, random_pickle(rng)])
     return damaged(plain, rng) if rng.random() < 0.6 else plain
 
 
@@ -143,44 +131,40 @@ def odd_arrays(rng):
     return rng.choice([array, array.tolist(), None, "text", array[::-1] if array.ndim else array])
 
 
-def attempt(kind, make, rng, folder):
-    if kind == "archive":
-        path = folder / "a.zip"
-        path.write_bytes(archive(make, rng))
-        load(f"folder:{path}")
-    elif kind == "pickle":
-        read_pickle(hostile_batch(make, rng), "batch")
-    elif kind == "mnist":
-        (folder / "mnist.npz").write_bytes(mnist_file(rng))
-        load("mnist", folder)
-    elif kind == "idx":
-        for name in (
-            "train-images-idx3",
-            "train-labels-idx1",
-            "t10k-images-idx3",
-            "t10k-labels-idx1",
-        ):
-            (folder / f"{name}-ubyte").write_bytes(idx_file(rng))
-        load("mnist", folder)
-    elif kind == "image":
-        make.tree(folder, make.pictures(per_class=1))
-        image = make.encoded(make.picture(), rng.choice(["png", "jpg", "bmp", "webp"]))
-        content = rng.choice([damaged(image, rng), png_of_any_size(rng)])
-        (folder / "train/cat/0.png").write_bytes(content)
-        load(f"folder:{folder}")
-    else:
-        from_tensors(*(odd_arrays(rng) for _ in range(4)))
+def attempt(kind, rng, folder):
+    files = {}
+    name = "mnist"
+    match kind:
+        case "pickle":
+            return read_pickle(hostile_batch(rng), "batch")
+        case "arrays":
+            return from_tensors(*(odd_arrays(rng) for _ in range(4)))
+        case "archive":
+            files = {"a.zip": archive(rng)}
+            name = f"folder:{folder / 'a.zip'}"
+        case "mnist":
+            files = {"mnist.npz": mnist_file(rng)}
+        case "idx":
+            _, idx, _ = SOURCES["mnist"].readers
+            files = {file: idx_file(rng) for file in idx}
+        case "image":
+            image = encoded(picture(), rng.choice(["PNG", "JPEG", "BMP", "WEBP"]))
+            bad = rng.choice([damaged(image, rng), png_of_any_size(rng)])
+            files = pictures(per_class=1) | {"train/cat/0.png": bad}
+            name = f"folder:{folder}"
+    pack(folder, files)
+    return load(name, folder)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of many pixels
 @pytest.mark.parametrize("kind", ["archive", "pickle", "mnist", "idx", "image", "arrays"])
-def test_any_input_is_read_or_refused_in_one_line(make, tmp_path, kind):
+def test_any_input_is_read_or_refused_in_one_line(tmp_path, kind):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in range(1 + CASES // 6):
         folder = tmp_path / str(seed)
         folder.mkdir()
         try:
-            attempt(kind, make, random.Random(f"{kind} {seed}"), folder)
+            attempt(kind, random.Random(f"{kind} {seed}"), folder)
         except InputError as error:
             assert "\n" not in str(error), (kind, seed)  # noqa: PT017
         except Exception as error:

@@ -57,17 +57,20 @@ def test_augment_without_padding_or_flip_is_the_identity_and_draws_nothing():
     assert torch.equal(source.get_state(), state)
 
 
-def test_augment_leaves_its_input_and_the_global_state_alone():
-    x, state = images(), torch.get_rng_state()
+def test_augment_leaves_its_input_alone():
+    x = images()
     before = x.clone()
     Augment(2, True)(x, generator()).zero_()
     assert torch.equal(x, before)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_augment_refuses_negative_padding():
-    with pytest.raises(InputError, match="padding -1"):
-        Augment(-1, False)
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [(lambda n: Augment(n, False), -1, "padding -1"), (CutMix, 0, r"in \(0, 1\], got 0")],
+)
+def test_what_is_no_padding_or_share_is_refused(part, value, message):
+    with pytest.raises(InputError, match=message):
+        part(value)
 
 
 # --- CutMix
@@ -96,11 +99,6 @@ def test_cutmix_pastes_a_rectangle_of_the_next_image(probability):
     assert (40 if probability == 1 else 12) < changed < 64
 
 
-def test_cutmix_refuses_what_is_no_share():
-    with pytest.raises(InputError, match=r"in \(0, 1\], got 0"):
-        CutMix(0)
-
-
 # --- Batches
 
 
@@ -123,17 +121,20 @@ def test_an_epoch_has_each_image_once_with_its_own_label(count, batch_size):
     assert sorted(y.tolist()) == list(range(count))
 
 
-def sizes(count, batch_size, **options):
-    return [len(y) for _, y in Batches(numbered(count), batch_size, **options).epoch(generator())]
-
-
-def test_no_batch_is_much_smaller_than_the_others_when_training():
-    assert sizes(21, 5) == [4, 4, 4, 4, 5]
-    assert sizes(22, 5) == [4, 4, 5, 4, 5]
-    assert sizes(20, 5) == [5, 5, 5, 5]
-    assert sizes(5, 3, least=4) == [5]
-    assert sizes(3, 5) == [3]
-    assert sizes(1, 5) == [1]
+@pytest.mark.parametrize(
+    ("count", "batch_size", "least", "sizes"),
+    [
+        (21, 5, 2, [4, 4, 4, 4, 5]),
+        (22, 5, 2, [4, 4, 5, 4, 5]),
+        (20, 5, 2, [5, 5, 5, 5]),
+        (5, 3, 4, [5]),
+        (3, 5, 2, [3]),
+        (1, 5, 2, [1]),
+    ],
+)
+def test_no_batch_is_much_smaller_than_the_others(count, batch_size, least, sizes):
+    batches = Batches(numbered(count), batch_size, least=least)
+    assert [len(y) for _, y in batches.epoch(generator())] == sizes
 
 
 def test_the_generator_determines_the_epoch():
@@ -172,13 +173,9 @@ def test_batches_on_a_gpu(draws_on):
     split = Split(images(20), torch.arange(20))
     batches = Batches(split, 8, device="cuda", augment=Augment(0, True))
     assert batches.split.x.dtype == torch.uint8
-    kept = split.images()
     for x, y in batches.epoch(torch.Generator(draws_on).manual_seed(0)):
         assert x.is_cuda
-        assert y.is_cuda
-        for image, index in zip(x.cpu(), y.cpu(), strict=True):
-            # A GPU divides by 255 through the reciprocal: one unit in the last place off
-            plain = kept[index]
-            assert torch.allclose(image, plain, atol=1e-6) or torch.allclose(
-                image, plain.flip(-1), atol=1e-6
-            )
+        plain = split.images()[y.cpu()]
+        # A GPU divides by 255 through the reciprocal: one unit in the last place off
+        right = [torch.isclose(x.cpu(), side, atol=1e-6) for side in (plain, plain.flip(-1))]
+        assert torch.stack([side.flatten(1).all(1) for side in right]).any(0).all()

@@ -21,7 +21,6 @@ from mrboost.seeds import derive
 
 MAX_CLASSES = 100_000
 MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division by zero
-CHUNK_VALUES = 2**22  # pixels converted to float64 at a time: 32 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +44,7 @@ class Split:
                 f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}: give (N,), int64"
             )
         if len(self.x) != len(self.y):
-            raise InputError(
-                f"{len(self.x)} images but {len(self.y)} labels: each image needs one label"
-            )
+            raise InputError(f"{len(self.x)} images but {len(self.y)} labels: give one for each")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -87,17 +84,15 @@ class Dataset:
     defaults: Defaults
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
-            raise InputError(
-                f"{self.name}: {len(self.classes)} class(es): a classifier needs at least two"
-            )
         for part, split in (("train", self.train), ("test", self.test)):
             _check_values(split, len(self.classes), f"{self.name} {part}")
-        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+        if len(self.classes) < 2:
+            raise InputError(f"{self.name} has {len(self.classes)} class: give at least two")
+        test_shape = tuple(self.test.x.shape[1:])
+        if self.shape != test_shape:
             raise InputError(
-                f"{self.name}: training images are {tuple(self.train.x.shape[1:])} but test images "
-                f"are {tuple(self.test.x.shape[1:])} (channels, height, width): make them the same "
-                "size"
+                f"{self.name}: training images are {self.shape} but test images are {test_shape} "
+                "(channels, height, width): make them the same size"
             )
 
     @property
@@ -120,15 +115,13 @@ class Dataset:
 
     def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel of the training images, in [0, 1] units."""
-        channels, height, width = self.shape
-        total = torch.zeros(channels, dtype=torch.float64, device=self.train.x.device)
+        total = torch.zeros(self.shape[0], dtype=torch.float64, device=self.train.x.device)
         squares = torch.zeros_like(total)
-        step = max(1, CHUNK_VALUES // (channels * height * width))
-        for start in range(0, len(self.train), step):
-            values = self.train.x[start : start + step].to(torch.float64)
+        for start in range(0, len(self.train), 1024):  # not all in float64 at once
+            values = self.train.x[start : start + 1024].to(torch.float64)
             total += values.sum(dim=(0, 2, 3))
             squares += values.square().sum(dim=(0, 2, 3))
-        count = len(self.train) * height * width
+        count = self.train.x[:, 0].numel()
         scale = 255.0 if self.train.x.dtype == torch.uint8 else 1.0
         mean = total / count
         std = (squares / count - mean.square()).clamp(min=0).sqrt() / scale
@@ -165,14 +158,11 @@ def from_tensors(
     """
     train = to_split(x_train, y_train)
     test = to_split(x_test, y_test)
-    if len(train) == 0:
-        raise InputError("there are no training images: give at least one of each class")
     if classes is None:
-        largest = int(train.y.max())
+        largest = int(train.y.max()) if len(train) else 0
         if largest >= MAX_CLASSES:
             raise InputError(
-                f"label {largest} makes more than {MAX_CLASSES:,} classes: number the classes "
-                "0, 1, 2, …"
+                f"label {largest} makes more than {MAX_CLASSES:,} classes: use 0, 1, …"
             )
         classes = [str(label) for label in range(largest + 1)]
     usual = usual_defaults(train.x.shape[2])
@@ -193,14 +183,9 @@ def to_split(x: object, y: object, where: object = None) -> Split:
         images, labels = as_tensors(x, y)
         if images.ndim == 3:
             images = images[:, None]
-        if (
-            images.ndim == 4
-            and images.shape[1] == images.shape[2] > 3
-            and images.shape[3] in (1, 3)
-        ):
-            raise InputError(
-                f"images have shape {tuple(images.shape)}: put the channels first, (N, C, H, W)"
-            )
+        _, rows, columns, channels = images.shape if images.ndim == 4 else (0, 0, 0, 0)
+        if rows == columns > 3 and channels in (1, 3):
+            raise InputError(f"images have shape {tuple(images.shape)}: put the channels first")
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         return Split(images.float() if images.is_floating_point() else images, labels)
@@ -227,10 +212,9 @@ def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
         raise InputError(f"images have shape {tuple(images.shape)}: they have no pixels")
     if not y.is_floating_point():
         y = y.long()
-    if y.ndim == 2 and len(y) == len(images) and y.shape[1] > 1:
-        ones = (y == 1).sum(dim=1) + (y == 0).sum(dim=1)
-        if ((y == 1).sum(dim=1) == 1).all() and (ones == y.shape[1]).all():
-            y = y.argmax(dim=1)
+    is_binary = bool(((y == 0) | (y == 1)).all())
+    if y.ndim == 2 and y.shape[1] > 1 and is_binary and (y.sum(dim=1) == 1).all():
+        y = y.argmax(dim=1)
     return images, y
 
 
@@ -246,9 +230,7 @@ def _dense(value: object, what: str) -> Tensor:
                 f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"
             ) from None
     if value.is_nested or value.layout != torch.strided or value.is_meta or value.is_quantized:
-        raise InputError(
-            f"{what} are a nested, sparse, quantized or meta tensor: give a dense one with values"
-        )
+        raise InputError(f"{what}: a nested, sparse, quantized or meta tensor: give a dense one")
     if value.is_complex():
         raise InputError(f"{what} are complex numbers ({value.dtype}): give real ones")
     return value.detach()
@@ -260,10 +242,8 @@ def usual_defaults(height: int) -> Defaults:
 
 
 def _check_values(split: Split, num_classes: int, where: str) -> None:
-    if len(split) == 0 or split.x[0].numel() == 0:
-        raise InputError(
-            f"{where}: images have shape {tuple(split.x.shape)}: there is nothing to learn from"
-        )
+    if split.x.numel() == 0:
+        raise InputError(f"{where}: images have shape {tuple(split.x.shape)}: there are none")
     low, high = (int(bound) for bound in split.y.aminmax())
     if low < 0 or high >= num_classes:
         raise InputError(
@@ -314,9 +294,7 @@ def drawn(train: Split, count: int, seed: int) -> Tensor:
     depends on ``seed`` alone, not on the device nor on the global random state.
     """
     if not 0 <= count < len(train):
-        raise InputError(
-            f"cannot hold out {count} of {len(train)} images: choose 0 to {len(train) - 1}"
-        )
+        raise InputError(f"cannot hold out {count} of {len(train)} images: some must be left")
     generator = torch.Generator().manual_seed(seed)
     y = train.y.cpu()
     sizes = y.bincount()

@@ -56,8 +56,8 @@ def read_folder(path: Path) -> tuple[Split, Split, tuple[str, ...]]:
         raise InputError(f"{path} does not exist: give a folder or an archive; {LAYOUT}")
     found = _images(path)
     names = {split.name: split for split in found}
-    test_name = next((name for name in TEST_NAMES if name in names), None)
-    if "train" not in names or test_name is None or len({split.parent for split in found}) > 1:
+    test_name = next((name for name in TEST_NAMES if name in names), "")
+    if "train" not in names or not test_name or len({split.parent for split in found}) > 1:
         listing = ", ".join(sorted(f"{split}/" for split in found)) or "neither"
         raise InputError(f"{path}: {LAYOUT}; found {listing}")
     splits = {name: found[names[name]] for name in ("train", test_name)}
@@ -88,29 +88,26 @@ def _images(path: Path) -> dict[PurePosixPath, Classes]:
 
 
 def _tree(root: Path, budget: Budget) -> Iterator[Member]:
-    """The class folders and the images of a directory, two levels below each split."""
+    """The folders and images of a directory, down to a level too deep, which `_place` reports."""
     test_name = next((name for name in TEST_NAMES if (root / name).is_dir()), "test")
     for split in ("train", test_name):
-        for label in _visible(root / split):
-            relative = PurePosixPath(split, label.name)
-            if label.is_dir():
+        for path in _below(root / split, levels=3):
+            relative = PurePosixPath(path.relative_to(root))
+            if path.is_dir():
                 yield Member(relative, None)
             elif _is_image(relative):
-                yield Member(relative, b"")  # out of place, which `_place` reports
-            for file in _visible(label):
-                inner = relative / file.name
-                if any(_is_image(inner / deep.name) for deep in _visible(file)):
-                    raise InputError(f"{file} holds images one level too deep: {LAYOUT}")
-                if _is_image(inner) and not file.is_dir():
-                    require_regular(file)
-                    budget.add_file(str(inner), file.stat().st_size)
-                    yield Member(inner, file.read_bytes())
+                require_regular(path)
+                budget.add_file(str(relative), path.stat().st_size)
+                yield Member(relative, path.read_bytes())
 
 
-def _visible(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    """What lies in a folder and, so many levels down, in its folders; nothing hidden."""
+    if levels and folder.is_dir():
+        for path in folder.iterdir():
+            if not path.name.startswith("."):
+                yield path
+                yield from _below(path, levels - 1)
 
 
 def _is_image(path: PurePosixPath) -> bool:
@@ -158,21 +155,15 @@ def _decode(content: bytes, where: str, budget: Budget) -> Pixels:
 
 
 def _common_classes(path: Path, splits: dict[str, Classes]) -> tuple[str, ...]:
+    classes = sorted({label for split in splits.values() for label in split})
     for name, split in splits.items():
-        empty = sorted(label for label, files in split.items() if not files)
-        if empty:
+        missing = [label for label in classes if not split.get(label)]
+        if missing:
             raise InputError(
-                f"{path}: no image of class {', '.join(empty)} in {name}: add some or remove "
-                "the folder"
+                f"{path}: no image of class {', '.join(missing)} in {name}: {' and '.join(splits)} "
+                "must have the same classes, none without images"
             )
-    (train_name, train), (test_name, test) = splits.items()
-    if train.keys() != test.keys():
-        extra = {train_name: train.keys() - test.keys(), test_name: test.keys() - train.keys()}
-        only = "; ".join(
-            f"only in {name}: {', '.join(sorted(more))}" for name, more in extra.items() if more
-        )
-        raise InputError(f"{path}: {train_name} and {test_name} must have the same classes; {only}")
-    return tuple(sorted(train))
+    return tuple(classes)
 
 
 def _common_shape(path: Path, splits: dict[str, Classes]) -> tuple[int, int, int]:

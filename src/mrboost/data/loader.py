@@ -34,9 +34,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.padding, int) or self.padding < 0:
-            raise InputError(
-                f"padding {self.padding!r} is negative or not whole: give the pixels to pad, or 0"
-            )
+            raise InputError(f"padding {self.padding!r} is negative or not whole: give pixels or 0")
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """For each image the top and left of its crop in the padded image (0..2*padding), and
@@ -90,9 +88,7 @@ class CutMix:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise InputError(
-                f"cutmix is the share of images to mix, in (0, 1], got {self.probability}"
-            )
+            raise InputError(f"cutmix is a share of images, in (0, 1], got {self.probability}")
 
     def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Mixed]:
         count, _, height, width = x.shape

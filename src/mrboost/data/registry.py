@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from mrboost.data import formats
-from mrboost.data.cifar import cifar
 from mrboost.data.dataset import Defaults, Split, rank_in_class, to_split
+from mrboost.data.formats import cifar, mnist_idx, mnist_npz, svhn
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ _IDX = (
     "t10k-labels-idx1-ubyte",
 )
 _IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
-_read_cifar10 = partial(
-    cifar, train=[f"data_batch_{i}" for i in range(1, 6)], test=["test_batch"], labels="labels"
-)
+_BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
+_read_cifar10 = partial(cifar, train=_BATCHES, test=["test_batch"], labels="labels")
 _read_cifar100 = partial(cifar, train=["train"], test=["test"], labels="fine_labels")
 
 SOURCES: dict[str, Source] = {
@@ -78,7 +76,7 @@ SOURCES: dict[str, Source] = {
         _DIGIT_NAMES,
         (60000, 10000),
         Defaults(0.3, 0.05, "cnn-mnist", 20, padding=0, flip=False),
-        {("mnist.npz",): formats.mnist_npz, _IDX: formats.mnist_idx, _IDX_GZ: formats.mnist_idx},
+        {("mnist.npz",): mnist_npz, _IDX: mnist_idx, _IDX_GZ: mnist_idx},
         ("https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",),
         {"mnist.npz": "sha256:731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"},
         has_variants=True,
@@ -119,7 +117,7 @@ SOURCES: dict[str, Source] = {
         _DIGIT_NAMES,
         (73257, 26032),
         Defaults(8 / 255, 1 / 255, "resnet18", 100, padding=4, flip=False),
-        {("train_32x32.mat", "test_32x32.mat"): formats.svhn},
+        {("train_32x32.mat", "test_32x32.mat"): svhn},
         (f"{_STANFORD}/train_32x32.mat", f"{_STANFORD}/test_32x32.mat"),
         {
             "train_32x32.mat": "md5:e26dedcc434d2e4c54c9b2d4a06d8373",

@@ -50,11 +50,6 @@ def defaults(name: str, height: int) -> Defaults:
     return usual_defaults(height) if name.startswith(FOLDER) else _source(name).defaults
 
 
-def train_images(name: str) -> int | None:
-    """How many training images a named dataset has, on disk or not; None for a folder."""
-    return None if name.startswith(FOLDER) else _source(name).sizes[0]
-
-
 def whole_name(name: str) -> str:
     """The name that a dataset has once it is loaded: that of a folder has its absolute path."""
     return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name
@@ -86,24 +81,17 @@ def load(
         source = _source(name)
         found = _find(name, source, data_dir)
         if found is None:
-            _download(name, source, data_dir, download)
-            found = _find(name, source, data_dir)
-            assert found is not None
+            found = _download(name, source, data_dir, download)
         elif verify and not source.has_variants:
             _verify(source, found.paths)
         train, test = found.read(*found.paths)
-    dataset = Dataset(name, train, test, source.classes, source.defaults)
-    if dataset.shape != source.shape:
-        raise InputError(
-            f"{name}: images in {found} are {dataset.shape}, not {source.shape}: get it again"
-        )
     present = set(train.y.tolist())
     empty = [label for index, label in enumerate(source.classes) if index not in present]
     if empty:
         raise InputError(
             f"{name}: no training image of class {', '.join(empty)} in {found}: get it again"
         )
-    return dataset
+    return Dataset(name, train, test, source.classes, source.defaults)
 
 
 def describe(
@@ -111,29 +99,27 @@ def describe(
 ) -> dict[str, Any]:
     """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is
     None then, and "remedy" says what to do. Arguments as in ``load``."""
-    if name.startswith(FOLDER):
-        path = _folder_path(name)
-        with _file_errors(name):
-            if not path.exists():
-                return {"name": name, "found": None, "looked_for": [str(path)], "remedy": LAYOUT}
-        where = str(path)
-    else:
-        source = _source(name)
-        with _file_errors(name):
+    found: Path | Found | None
+    with _file_errors(name):
+        if name.startswith(FOLDER):
+            found = _folder_path(name)
+            if not found.exists():
+                return {"name": name, "found": None, "looked_for": [str(found)], "remedy": LAYOUT}
+        else:
+            source = _source(name)
             found = _find(name, source, data_dir)
-        if found is None:
-            return _facts(name, source, *source.sizes) | {
-                "found": None,
-                "looked_for": [" + ".join(group) for group in source.readers],
-                "looked_in": [str(root) for root in _roots(data_dir)],
-                "urls": list(source.urls),
-                "remedy": _remedy(source, data_dir),
-            }
-        where = str(found)
+            if found is None:
+                return _facts(name, source, *source.sizes) | {
+                    "found": None,
+                    "looked_for": [" + ".join(group) for group in source.readers],
+                    "looked_in": [str(root) for root in _roots(data_dir)],
+                    "urls": list(source.urls),
+                    "remedy": _remedy(source, data_dir),
+                }
     dataset = load(name, data_dir, download=False, verify=verify)
     mean, std = dataset.channel_stats()
     facts = _facts(name, dataset, len(dataset.train), len(dataset.test))
-    return facts | {"mean": list(mean), "std": list(std), "found": where}
+    return facts | {"mean": list(mean), "std": list(std), "found": str(found)}
 
 
 def _facts(name: str, of: Source | Dataset, train: int, test: int) -> dict[str, Any]:
@@ -160,12 +146,12 @@ def _folder_path(name: str) -> Path:
 def _user_path(path: str | Path) -> Path:
     """A path as the user wrote it, with ~ for a home."""
     try:
-        str(path).encode()
+        str(path).encode()  # messages and run folders hold it as UTF-8
         return Path(path).expanduser()
-    except UnicodeEncodeError:
-        raise InputError(f"the path {str(path)!r} is not UTF-8: rename the folder") from None
-    except RuntimeError:
-        raise InputError(f"no home folder for {str(path)!r}: write the whole path") from None
+    except (UnicodeEncodeError, RuntimeError) as error:  # RuntimeError: no home
+        raise InputError(
+            f"{str(path)!r} is no path here ({reason(error)}): write another"
+        ) from None
 
 
 @contextmanager
@@ -228,37 +214,34 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
             )
 
 
-def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> None:
+def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> Found:
+    """Fetch the official files; without them, say what was looked for and what to do."""
     roots = _roots(data_dir)
     wanted = " or ".join(" + ".join(group) for group in source.readers)
     places = ", ".join(map(str, roots)) or "no folder"
-    missing = f"{name} not found: looked for {wanted} in {places}"
+    missing = f"{name} not found: looked for {wanted} in {places}; {_remedy(source, data_dir)}"
     if not allowed or not roots:
-        raise InputError(f"{missing}; {_remedy(source, data_dir)}")
-    try:
-        import pooch
+        raise InputError(missing)
+    import pooch
 
+    try:
         for url in source.urls:
             file = _file_name(url)
             pooch.retrieve(
-                url,
-                source.checksums[file],
-                fname=file,
-                path=roots[0] / name,
-                progressbar=sys.stderr.isatty(),
+                url, source.checksums[file], file, roots[0] / name, progressbar=sys.stderr.isatty()
             )
-    except (ImportError, OSError, ValueError) as error:
-        # No pooch; no network or no space; wrong checksum
-        raise InputError(
-            f"{missing}; {_remedy(source, data_dir)} (download failed: {reason(error)})"
-        ) from error
+    except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
+        raise InputError(f"{missing} (download failed: {reason(error)})") from error
+    found = _find(name, source, data_dir)
+    assert found is not None
+    return found
 
 
 def _remedy(source: Source, data_dir: str | Path | None) -> str:
     files = " and ".join(map(_file_name, source.urls))
-    roots = _roots(data_dir)
-    place = f"put {files} into {roots[0] if roots else 'a folder'}"
-    return f"{place}, or set MRBOOST_DATA to their folder" if data_dir is None else place
+    place = next(map(str, _roots(data_dir)), "a folder")
+    otherwise = ", or set MRBOOST_DATA to their folder" if data_dir is None else ""
+    return f"put {files} into {place}{otherwise}"
 
 
 def _file_name(url: str) -> str:
