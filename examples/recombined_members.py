@@ -15,10 +15,10 @@ import json
 from itertools import combinations
 from pathlib import Path
 
+import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
 from torch import nn
 
-import mrboost
 from mrboost.runs import Run
 from mrboost.runs.evaluate_run import draw, load_data
 
