@@ -16,7 +16,7 @@ from mrboost.tabular.cells import Cells, RangeSums, range_minima, useful_thresho
 from mrboost.tabular.certificate import certify
 from mrboost.tabular.cover import StumpCover
 from mrboost.tabular.hedge import Game, best_response, capped, play, soft_minimum
-from mrboost.tabular.models import Pairs
+from mrboost.tabular.table import Table
 
 # Tiny tables are hard ones
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
@@ -196,7 +196,8 @@ def test_adversary_of_algorithm_one_is_the_enumerated_one(classes):
     X, y = small_table(3, n=6, d=2, classes=classes)
     eps = np.array([1.0, 1.5])
     cells = Cells.of(X, eps)
-    game = Game(StumpCover.of(cells, X, eps), y, np.full(len(y), 1 / len(y)), Pairs(classes), 0.0)
+    table = Table(X, y, np.full(len(y), 1 / len(y)), eps, classes, len(y))
+    game = Game(StumpCover.of(cells, X, eps), table, 0.0)
     play(game, 7)
     eta = 0.4
     low, high = cells.reach(X, eps)

@@ -75,7 +75,7 @@ def test_groups_know_their_least_cells():
     for rows in (np.arange(len(X)), np.arange(0, len(X), 7)):
         part = cover.part(rows)
         least, cell = part.minima(values)
-        position, members = part.members(np.arange(part.groups))
+        position, members = part.members(np.arange(len(part.start)))
         for t, tree in enumerate(fitted.model_.trees):
             met, leaves = tree.routes(X[rows], eps)
             for i, group in enumerate(part.group[:, t]):

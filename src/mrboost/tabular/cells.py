@@ -30,8 +30,7 @@ def useful_thresholds(column: Floats, eps: float, limit: int | None = None) -> F
     starts = np.unique(column - eps)
     following = np.searchsorted(starts, ends, side="right")  # the first start beyond each end
     last = np.append(following[1:] != following[:-1], True) & (following < len(starts))
-    low = ends[last]
-    high = starts[following[last]]
+    low, high = ends[last], starts[following[last]]
     middles = low + (high - low) / 2
     # Gaps of one unit in the last place
     middles = np.where((middles >= low) & (middles < high), middles, low)
@@ -53,9 +52,7 @@ class Cells:
 
     @cached_property
     def offset(self) -> Ints:
-        return np.concatenate([[0], np.cumsum([len(t) + 1 for t in self.thresholds])]).astype(
-            np.intp
-        )
+        return np.cumsum([0, *(len(t) + 1 for t in self.thresholds)])
 
     @property
     def count(self) -> int:
@@ -64,9 +61,7 @@ class Cells:
     @cached_property
     def first(self) -> npt.NDArray[np.bool_]:
         """The leftmost cell of each column."""
-        mask = np.zeros(self.count, dtype=bool)
-        mask[self.offset[:-1]] = True
-        return mask
+        return np.isin(np.arange(self.count), self.offset[:-1])
 
     def at(self, X: Floats) -> Ints:
         """The cell of each entry, (n, d)."""
@@ -82,12 +77,9 @@ class Cells:
         """The point of each given cell that is nearest to each entry."""
         out = np.empty_like(X)
         for j, t in enumerate(self.thresholds):
-            edges = np.concatenate([[-np.inf], t, [np.inf]])
             c = cell[:, j] - self.offset[j]
-            lowest = np.nextafter(edges[c], np.inf)  # cells are open on the left
-            out[:, j] = np.clip(
-                X[:, j], np.where(np.isinf(edges[c]), -np.inf, lowest), edges[c + 1]
-            )
+            lowest = np.r_[-np.inf, np.nextafter(t, np.inf)]  # cells are open on the left
+            out[:, j] = np.clip(X[:, j], lowest[c], np.r_[t, np.inf][c])
         return out
 
     def cumulative(self, jumps: Floats) -> Floats:
@@ -163,17 +155,14 @@ class RangeSums:
         position = self.low.copy()
         for k, level in enumerate(self.levels):
             here = np.flatnonzero(self.length >> k & 1)
-            np.add.at(
-                blocks[k],
-                position[here],
-                mass[here] * np.exp(level[position[here]] - self.total[here]),
-            )
+            share = np.exp(level[position[here]] - self.total[here])
+            np.add.at(blocks[k], position[here], mass[here] * share)
             position[here] += 2**k
         for k in range(len(blocks) - 1, 0, -1):
             half = 2 ** (k - 1)
-            level = self.levels[k]
-            blocks[k - 1][:-half] += blocks[k] * np.exp(self.levels[k - 1][:-half] - level)
-            blocks[k - 1][half:] += blocks[k] * np.exp(self.levels[k - 1][half:] - level)
+            for side in (slice(None, -half), slice(half, None)):
+                share = np.exp(self.levels[k - 1][side] - self.levels[k])
+                blocks[k - 1][side] += blocks[k] * share
         return blocks[0]
 
 

@@ -69,20 +69,17 @@ class Certificate:
         return ~(self.robust | self.misled)
 
     def __str__(self) -> str:
-        misled = (
-            f"misled by a witness: {self.misled.mean():.2%}"
-            if self.searched
-            else "the others were not searched"
-        )
+        misled = "the others were not searched"
+        if self.searched:
+            misled = f"misled by a witness: {self.misled.mean():.2%}"
         lines = [
             f"{len(self.margin)} points, margins: {self.kind}",
             f"accuracy         {self.accuracy:7.2%}",
             f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; {misled})",
         ]
         if self.attainable is not None:
-            lines.append(
-                f"attainable       {self.attainable:7.2%}  (by any classifier, on these points)"
-            )
+            words = "by any classifier, on these points"
+            lines.append(f"attainable       {self.attainable:7.2%}  ({words})")
         if self.value is not None:
             lines.append(f"value of the game between {self.value[0]:.4f} and {self.value[1]:.4f}")
         return "\n".join(lines)
@@ -124,7 +121,9 @@ def certify(
         for rows in np.array_split(np.flatnonzero(~robust), len(X) // 1000 + 1):
             _attack_stumps(model, X, y, rows, eps, found)
     elif limit:
-        _search_trees(model, X, y, eps, robust, least, found, limit, progress)
+        leaves = Leaves.of(model, X.shape[1])
+        for i in tqdm(np.flatnonzero(~robust), desc="search", disable=None if progress else True):
+            robust[i], found[i] = _search_trees(model, leaves, X[i], y[i], eps, least[i], limit)
     misled = np.asarray(np.isfinite(found).all(axis=1))
     # A witness counts only if the model itself predicts another class there
     misled[misled] = predicted(model, found[misled]) != y[misled]
@@ -160,34 +159,23 @@ def _attack_stumps(
 
 
 def _search_trees(
-    model: TreeModel,
-    X: Floats,
-    y: Ints,
-    eps: Floats,
-    robust: Bools,
-    least: Floats,
-    found: Floats,
-    limit: int,
-    progress: bool,
-) -> None:
-    """Decide by search the points for which the sum of the trees' least scores is not enough."""
-    leaves = Leaves.of(model, X.shape[1])
-    seen = [model.pairs.against(model.values, k) for k in range(model.pairs.classes)]
-    for i in tqdm(np.flatnonzero(~robust), desc="search", disable=None if progress else True):
-        bias = model.pairs.against(model.bias, y[i]) - model.tolerance
-        proved = True
-        for other in np.argsort(least[i]):
-            if least[i, other] > model.tolerance:
+    model: TreeModel, leaves: Leaves, x: Floats, y: int, eps: Floats, least: Floats, limit: int
+) -> tuple[bool, Floats]:
+    """Whether a point is proved robust where the sum of the trees' least scores is not enough, and
+    a point of its ball that a false label wins; nan where none was found."""
+    scores = model.pairs.against(model.values, y)
+    bias = model.pairs.against(model.bias, y) - model.tolerance
+    proved, found = True, np.full(len(x), np.nan)
+    for other in np.argsort(least):
+        if least[other] > model.tolerance:
+            break
+        lost, point = find_nonpositive(leaves, scores[:, other], bias[other], x, eps, limit)
+        proved &= lost is False
+        if point is not None:
+            found = point
+            if predicted(model, point[None])[0] != y:
                 break
-            lost, point = find_nonpositive(
-                leaves, seen[y[i]][:, other], bias[other], X[i], eps, limit
-            )
-            proved &= lost is False
-            if point is not None:
-                found[i] = point
-                if predicted(model, point[None])[0] != y[i]:
-                    break
-        robust[i] = proved
+    return proved, found
 
 
 def largest_radius(
@@ -207,11 +195,9 @@ def largest_radius(
         balls = radius[:, None] * shape
         return np.asarray(model.margins(X[rows], y[rows], balls).min(axis=1) > model.tolerance)
 
-    everything = np.arange(len(X))
-    low = np.zeros(len(X))
-    high = far.copy()
-    low[holds(far, everything)] = np.inf
-    rows = np.flatnonzero(np.isfinite(low))
+    high = far
+    low = np.where(holds(far, np.arange(len(X))), np.inf, 0.0)
+    rows = np.flatnonzero(low == 0)
     rows = rows[holds(np.zeros(len(rows)), rows)]
     for _ in tqdm(range(BISECTIONS), desc="radius", disable=None if progress else True):
         middle = (low[rows] + high[rows]) / 2

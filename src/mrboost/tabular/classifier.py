@@ -147,16 +147,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(y, return_inverse=True)
         present = np.unique(y[weight > 0])
         if len(present) < 2:
-            raise InputError(
-                f"{type(self).__name__} needs two classes or more of positive weight, the data "
-                f"has one class: {present}"
-            )
+            raise InputError(f"the rows of positive weight have one class, {present}: give two")
         options = self._options(len(self.classes_))
         self.eps_ = self._radius(self.eps)
         table = Table.merged(X, codes, weight, self.eps_, len(self.classes_))
         with tqdm(total=options.steps, desc="fit", disable=None if self.verbose else True) as bar:
             fitted = fit_table(table, options, bar.update)
-        self.model_, self.nu_, self._history = fitted.model, fitted.nu, fitted.history
+        self.model_, self.nu_ = fitted.model, fitted.nu
         self.certificate_ = self._training_certificate(X, codes, fitted)
         return self
 
@@ -179,7 +176,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         how far it can move a score)."""
         check_is_fitted(self)
         X = self._table(X)
-        for model in self._history(self.model_):
+        for model in self.model_.stages():
             yield self._decision(model, X)
 
     def staged_predict(self, X: Any) -> Iterator[npt.NDArray[Any]]:
@@ -198,7 +195,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: their labels.
             eps: the radius of the ball, as in the constructor; by default that of the fit.
         """
-        return self._certified(X, y, eps, more=True)
+        return self._certified(X, y, eps)
 
     def robust_score(
         self,
@@ -209,24 +206,24 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> float:
         """The share of the points that are proved to be classified correctly in their whole balls;
         arguments as in ``certify``."""
-        robust = self._certified(X, y, eps, more=False).robust
-        weight = _check_sample_weight(
-            sample_weight, robust, dtype=np.float64, ensure_non_negative=True
-        )
+        robust = self._certified(X, y, eps, radius=False, witness=False).robust
+        weight = _check_sample_weight(sample_weight, robust, ensure_non_negative=True)
         if not weight.sum() > 0:
             raise InputError("sample_weight is zero for all points: give some of them weight")
         return float(np.average(robust, weights=weight))
 
     def _certified(
-        self, X: Any, y: Any, eps: float | npt.ArrayLike | None, *, more: bool
+        self, X: Any, y: Any, eps: float | npt.ArrayLike | None, **parts: bool
     ) -> Certificate:
-        """The certificate; with ``more``, radii and witnesses too."""
         check_is_fitted(self)
-        X, codes = self._labelled(X, y)
+        X, y = self._table(X, y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            known = self.classes_[:20]
+            raise InputError(f"y holds labels that fit has not seen: {unknown[:5]}; known: {known}")
+        codes = np.searchsorted(self.classes_, y)
         ball = self.eps_ if eps is None else self._radius(eps)
-        return certify(
-            self.model_, X, codes, ball, radius=more, witness=more, progress=bool(self.verbose)
-        )
+        return certify(self.model_, X, codes, ball, progress=bool(self.verbose), **parts)
 
     # Inputs
 
@@ -234,9 +231,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The parameters, checked, with defaults filled in."""
         self._validate_params()
         if self.base == "tree" and self.solver == "hedge":
-            raise InputError(
-                "solver='hedge' needs base='stump': use solver='smooth' or 'lp' with trees"
-            )
+            raise InputError("solver='hedge' needs base='stump': use 'smooth' or 'lp' with trees")
         solver = "smooth" if self.solver == "auto" else self.solver
         return Options(
             base=self.base,
@@ -254,9 +249,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(eps, Mapping) or hasattr(eps, "reindex"):
             columns = list(getattr(self, "feature_names_in_", []))
             if set(columns) != set(eps.keys()):
+                named = list(eps.keys())[:5]
                 raise InputError(
-                    f"eps names the columns {list(eps.keys())[:5]}, X has {columns[:5]}: name "
-                    "each of them"
+                    f"eps names columns {named}, X has {columns[:5]}: name all of them"
                 )
             eps = [eps[column] for column in columns]
         try:
@@ -265,49 +260,28 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             found = np.asarray(eps, dtype=np.float64)
         except (TypeError, ValueError):
             raise InputError(f"eps is {eps!r}: use a number, or one per column") from None
-        if found.ndim > 1 or (found.ndim == 1 and len(found) != self.n_features_in_):
-            raise InputError(
-                f"eps has shape {found.shape}, X has {self.n_features_in_} features: use one "
-                "number, or one per column"
-            )
         if not (np.isfinite(found).all() and (found >= 0).all()):
-            raise InputError(
-                f"eps is {eps!r}: use finite numbers >= 0 (0: the column cannot be moved)"
-            )
+            raise InputError(f"eps is {eps!r}: use finite numbers >= 0 (0: a column cannot change)")
+        if found.shape not in ((), (self.n_features_in_,)):
+            width = f"X has {self.n_features_in_} features"
+            raise InputError(f"eps has shape {found.shape}, {width}: use a number, or one each")
         return np.broadcast_to(found, (self.n_features_in_,)).astype(np.float64)
 
     def _table(self, X: Any, y: Any = "no_validation", reset: bool = False) -> Any:
+        remedy = "encode it, e.g. by OneHotEncoder (with eps=0 if nobody can change it)"
         kinds: Any = getattr(X, "dtypes", None)
-        categorical = (
-            [str(n) for n, kind in kinds.items() if str(kind) == "category"]
-            if hasattr(kinds, "items")
-            else []
-        )
-        remedy = (
-            "encode such columns, e.g. by OneHotEncoder, and give them eps=0 if nobody can change "
-            "them"
-        )
-        if categorical:
-            raise InputError(f"column {categorical[0]!r} is categorical: {remedy}")
+        for name, kind in kinds.items() if hasattr(kinds, "items") else ():
+            if str(kind) == "category":
+                raise InputError(f"column {str(name)!r} is categorical: {remedy}")
         try:
             return validate_data(self, X, y, dtype=np.float64, reset=reset)
-        except ValueError as error:
-            if "could not convert string to float" in str(error):
-                raise InputError(f"X holds text ({error}): {remedy}") from None
+        except (
+            ValueError,
+            TypeError,
+        ) as error:  # numpy's DTypePromotionError: dates beside numbers
+            if "convert string" in str(error) or "DType" in type(error).__name__:
+                raise InputError(f"X holds text or dates ({error}): {remedy}") from None
             raise
-        except TypeError as error:
-            if "dtype" in type(error).__name__.lower():  # dates beside numbers
-                raise InputError(f"X holds columns that are no numbers: {remedy}") from None
-            raise
-
-    def _labelled(self, X: Any, y: Any) -> tuple[Floats, Ints]:
-        X, y = self._table(X, y)
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise InputError(
-                f"y holds labels that fit has not seen: {unknown[:5]}; known: {self.classes_[:20]}"
-            )
-        return X, np.searchsorted(self.classes_, y)
 
     # Outputs
 
@@ -324,23 +298,18 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = certify(fitted.model, X, codes, self.eps_, radius=False, witness=False, limit=0)
         messages = []
         if fitted.is_tie:
-            remedy = (
-                "use nu='auto' or solver='smooth'"
-                if fitted.nu == 0
-                else "use a larger nu or solver='smooth'"
-            )
+            wider = "nu='auto'" if fitted.nu == 0 else "a larger nu"
             messages.append(
-                f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: {remedy}"
+                f"the game at nu={fitted.nu:g} is worth nothing, so nothing was learned: "
+                f"use {wider} or solver='smooth'"
             )
         elif len(np.unique(predicted(fitted.model, X))) == 1:
-            messages.append(
-                "the fit predicts one class everywhere: use a smaller eps or alpha, or base='tree'"
-            )
+            remedy = "use a smaller eps or alpha, or base='tree'"
+            messages.append(f"the fit predicts one class everywhere: {remedy}")
         if attainable is not None and attainable < 0.9:
             messages.append(
-                "points of different classes lie within 2 eps of each other, and no classifier can "
-                f"have more than {attainable:.1%} of them right robustly: use a smaller eps if "
-                "that is too little"
+                "points of different classes lie within 2 eps of each other, so no classifier can "
+                f"have more than {attainable:.1%} of them right robustly: use a smaller eps"
             )
         if messages:
             warnings.warn("; ".join(messages), RobustnessWarning, stacklevel=3)

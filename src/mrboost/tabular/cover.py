@@ -2,14 +2,14 @@
 
 Points whose balls meet the same cells of a term form a group, so that minima are taken once per
 group: a column of c cells has at most 2 c groups, whatever the number of points. This is all that
-the solvers know of the table.
+the solvers know of the table's columns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from scipy import sparse
@@ -20,45 +20,44 @@ from .models import Tree
 
 @dataclass(frozen=True)
 class Cover:
-    """``group`` (n, terms) is the group of each point in each term; subclasses know the groups'
-    cells."""
+    """``group`` (n, terms) is the group of each point in each term. Group g holds ``size[g]``
+    cells, those that ``cells_of`` has from ``start[g]`` on."""
 
     group: Ints
-    groups: int
+    start: Ints
+    size: Ints
+    cells_of: Ints
     count: int  # of cells
 
     @cached_property
     def incidence(self) -> sparse.csr_array:
         """(points, groups): ones where a point belongs to a group."""
         n, terms = self.group.shape
-        return sparse.csr_array(
-            (np.ones(n * terms), self.group.ravel(), np.arange(0, n * terms + 1, terms)),
-            shape=(n, self.groups),
-        )
+        rows = np.arange(0, n * terms + 1, terms)
+        entries = (np.ones(n * terms), self.group.ravel(), rows)
+        return sparse.csr_array(entries, shape=(n, len(self.start)))
 
     def part(self, rows: Ints) -> Self:
         """The cover of some of the points, with only their groups."""
         used, group = np.unique(self.group[rows], return_inverse=True)
-        return replace(
-            self, group=group.reshape(len(rows), -1), groups=len(used), **self._of_groups(used)
-        )
+        group = group.reshape(len(rows), -1)
+        return replace(self, group=group, start=self.start[used], size=self.size[used])
 
-    def _of_groups(self, groups: Ints) -> dict[str, Any]:
-        raise NotImplementedError
+    def members(self, groups: Ints) -> tuple[Ints, Ints]:
+        """(position in ``groups``, cell) of every cell of those groups."""
+        start, size = self.start[groups], self.size[groups]
+        position = np.repeat(np.arange(len(groups)), size)
+        place = np.arange(size.sum()) + np.repeat(start - np.cumsum(size) + size, size)
+        return position, self.cells_of[place]
+
+    def share(self, mass: Floats) -> Floats:
+        """For each cell its part of the groups' mass, which each shares evenly among its cells."""
+        position, cell = self.members(np.arange(len(self.start)))
+        return np.bincount(cell, (mass / self.size)[position], self.count).astype(np.float64)
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
         """The least of ``values`` (cells, …) in each group, and its cell."""
         raise NotImplementedError
-
-    def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        """(position in ``groups``, cell) of every cell of those groups."""
-        raise NotImplementedError
-
-    def share(self, mass: Floats) -> Floats:
-        """For each cell its part of the groups' mass, which each shares evenly among its cells."""
-        position, cell = self.members(np.arange(self.groups))
-        size = np.bincount(position, minlength=self.groups)
-        return np.bincount(cell, (mass / size)[position], self.count).astype(np.float64)
 
     def expand(self, parameters: Floats) -> Floats:
         """Values of cells from the parameters that the smooth objective penalises; for trees they
@@ -72,31 +71,26 @@ class Cover:
 
 @dataclass(frozen=True)
 class StumpCover(Cover):
+    """A group's cells are a range of a column."""
+
     cells: Cells
-    low: Ints
-    high: Ints
 
     @staticmethod
     def of(cells: Cells, X: Floats, eps: Floats) -> StumpCover:
         low, high = cells.reach(X, eps)
         keys, group = np.unique(low * cells.count + high, return_inverse=True)
+        start, last = keys // cells.count, keys % cells.count
+        everything = np.arange(cells.count)
         return StumpCover(
-            group.reshape(low.shape),
-            len(keys),
-            cells.count,
-            cells,
-            keys // cells.count,
-            keys % cells.count,
+            group.reshape(X.shape), start, last - start + 1, everything, cells.count, cells
         )
 
-    def _of_groups(self, groups: Ints) -> dict[str, Any]:
-        return {"low": self.low[groups], "high": self.high[groups]}
+    @property
+    def last(self) -> Ints:
+        return self.start + self.size - 1
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        return range_minima(values, self.low, self.high)
-
-    def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        return _ranges(self.low[groups], self.high[groups] - self.low[groups] + 1)
+        return range_minima(values, self.start, self.last)
 
     def expand(self, parameters: Floats) -> Floats:
         """Parameters are the jumps at thresholds; the leftmost cell of each column has value 0."""
@@ -108,13 +102,11 @@ class StumpCover(Cover):
 
 @dataclass(frozen=True)
 class TreeCover(Cover):
-    flat: Ints  # the cells of all groups
-    start: Ints
-    size: Ints
+    leaves: Ints  # of each tree
 
     @staticmethod
     def of(trees: tuple[Tree, ...], X: Floats, eps: Floats) -> TreeCover:
-        group, flat, sizes = [], [], [np.arange(0)]
+        group, members, sizes = [], [], [np.arange(0)]
         groups = cells = 0
         for tree in trees:
             rows, leaves = tree.routes(X, eps)
@@ -123,30 +115,25 @@ class TreeCover(Cover):
             packed, index = np.unique(np.packbits(met, axis=1), axis=0, return_inverse=True)
             sets = np.unpackbits(packed, axis=1, count=tree.leaves)
             group.append(index.ravel() + groups)
-            flat.append(np.nonzero(sets)[1] + cells)
+            members.append(np.nonzero(sets)[1] + cells)
             sizes.append(sets.sum(axis=1, dtype=np.intp))
             groups, cells = groups + len(sets), cells + tree.leaves
         size = np.concatenate(sizes)
+        start = np.cumsum(size) - size
+        leaves = np.array([tree.leaves for tree in trees])
         return TreeCover(
-            np.stack(group, axis=1),
-            groups,
-            cells,
-            np.concatenate(flat),
-            np.cumsum(size) - size,
-            size,
+            np.stack(group, axis=1), start, size, np.concatenate(members), cells, leaves
         )
-
-    def _of_groups(self, groups: Ints) -> dict[str, Any]:
-        return {"start": self.start[groups], "size": self.size[groups]}
 
     @cached_property
     def rounds(self) -> list[tuple[Ints, Ints]]:
         """For c = 1, 2, …: the groups of more than c cells, and the next cell of each."""
         longer = [np.flatnonzero(self.size > c) for c in range(1, int(self.size.max()))]
-        return [(groups, self.flat[self.start[groups] + c]) for c, groups in enumerate(longer, 1)]
+        cells = [self.cells_of[self.start[groups] + c] for c, groups in enumerate(longer, 1)]
+        return list(zip(longer, cells, strict=True))
 
     def minima(self, values: Floats) -> tuple[Floats, Ints]:
-        where = np.repeat(self.flat[self.start, None], values.shape[1], axis=1)
+        where = np.repeat(self.cells_of[self.start, None], values.shape[1], axis=1)
         least = values[where[:, 0]]
         for groups, cells in self.rounds:
             found, best = values[cells], least[groups]
@@ -154,13 +141,3 @@ class TreeCover(Cover):
             least[groups] = np.where(smaller, found, best)
             where[groups] = np.where(smaller, cells[:, None], where[groups])
         return least, where
-
-    def members(self, groups: Ints) -> tuple[Ints, Ints]:
-        position, place = _ranges(self.start[groups], self.size[groups])
-        return position, self.flat[place]
-
-
-def _ranges(start: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """(range, number) of every number of the ranges that begin at ``start``."""
-    which = np.repeat(np.arange(len(start)), size)
-    return which, np.arange(size.sum()) + np.repeat(start - np.cumsum(size) + size, size)

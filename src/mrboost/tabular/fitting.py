@@ -3,20 +3,17 @@ solvers; and the choice of nu by cross-validation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import methodcaller
 
 import numpy as np
 from sklearn.model_selection import StratifiedKFold
 
 from . import hedge, lp, smooth
-from .cells import Cells, Floats, Ints
+from .cells import Cells, Floats
 from .certificate import predicted
 from .cover import Cover, StumpCover, TreeCover
 from .growing import grow_forest
-from .hedge import Stump
 from .models import Model, Pairs, StumpModel, Tree, TreeModel
 from .table import Table
 
@@ -47,12 +44,9 @@ class Options:
     @property
     def steps(self) -> int:
         """How often a fit calls ``tick``, at most."""
-        steps = self.rounds
-        if self.chooses_nu:
-            steps += FOLDS * (1 + len(NUS))
-        if self.solver == "smooth" and self.base == "tree":
-            steps += TREE_ITERATIONS
-        return steps
+        choice = FOLDS * (1 + len(NUS)) if self.chooses_nu else 0
+        last = TREE_ITERATIONS if self.solver == "smooth" and self.base == "tree" else 0
+        return choice + self.rounds + last
 
 
 def default_rounds(base: str, solver: str, classes: int) -> int:
@@ -68,8 +62,6 @@ class Fitted:
     model: Model
     value: tuple[float, float] | None
     nu: float | None
-    history: Callable[[Model], Iterable[Model]]
-    """The ensembles after each round."""
 
     @property
     def is_tie(self) -> bool:
@@ -87,9 +79,15 @@ def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambd
                 break
         return fitted
     cells = Cells.of(table.X, table.eps, options.max_thresholds)
-    if options.base == "stump":
-        return _fit_stumps(table, options, StumpCover.of(cells, table.X, table.eps), tick)
-    return _fit_trees(table, options, cells, tick)
+    if options.base == "tree":
+        return _fit_trees(table, options, cells, tick)
+    cover = StumpCover.of(cells, table.X, table.eps)
+    if options.solver == "hedge":
+        assert options.nu is not None
+        game = hedge.Game(cover, table, options.nu)
+        return Fitted(*hedge.play(game, options.rounds, tick), options.nu)
+    values, bias, value, _ = _solve(table, options, cover, options.rounds, tick)
+    return Fitted(StumpModel(cells, values, bias, table.pairs), value, options.nu)
 
 
 def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
@@ -98,84 +96,34 @@ def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], 
     points' weight; the other half stays as the table has it, so that trees see all points."""
     batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
-    pairs = table.pairs
-    weight = table.weight
-    for batch in batches:
-        if not len(batch):
-            continue
+    grown_on = table
+    for numbers in batches[: options.rounds]:
         trees += grow_forest(
-            cells,
-            replace(table, weight=weight),
-            seed=options.seed,
-            numbers=batch,
-            depth=options.depth,
-            tick=tick,
+            cells, grown_on, seed=options.seed, numbers=numbers, depth=options.depth, tick=tick
         )
         cover = TreeCover.of(trees, table.X, table.eps)
-        model = TreeModel(trees, np.zeros((cover.count, pairs.count)), np.zeros(pairs.count), pairs)
-        values, bias, value, played = _solve(table, options, cover, model.offset, tick)
+        values, bias, value, played = _solve(table, options, cover, TREE_ITERATIONS, tick)
         if played is not None:
-            weight = (table.weight + played / played.sum()) / 2
-    return Fitted(
-        replace(model, values=values, bias=bias), value, options.nu, methodcaller("stages")
-    )
+            grown_on = replace(table, weight=(table.weight + played / played.sum()) / 2)
+    return Fitted(TreeModel(trees, values, bias, table.pairs), value, options.nu)
 
 
 def _solve(
-    table: Table, options: Options, cover: Cover, offset: Ints, tick: Callable[[], object]
+    table: Table, options: Options, cover: Cover, iterations: int, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
     """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and the
     adversary's weights of the points ("lp")."""
-    pairs = table.pairs
     if options.solver == "smooth":
-        iterations = options.rounds if options.base == "stump" else TREE_ITERATIONS
-        values, bias = smooth.solve(
-            cover,
-            table.y,
-            table.weight,
-            pairs,
-            alpha=options.alpha,
-            iterations=iterations,
-            tick=tick,
-        )
+        values, bias = smooth.solve(cover, table, options.alpha, iterations, tick)
         return values, bias, _smooth_value(table, cover, values, bias), None
     assert options.nu is not None
-    votes, constant, mass, played = lp.solve(
-        cover, offset, table.y, table.weight, pairs, options.nu
-    )
+    votes, constant, mass, played = lp.solve(cover, table, options.nu)
+    pairs = table.pairs
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
     margins = smooth.robust_margins(smooth.class_views(cover, table.y), pairs, values, bias)
     lower = hedge.soft_minimum(margins, table.weight, options.nu)
     upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
     return values, bias, (lower, max(upper, lower)), played
-
-
-def _fit_stumps(
-    table: Table, options: Options, cover: StumpCover, tick: Callable[[], object]
-) -> Fitted:
-    if options.solver != "hedge":
-        values, bias, value, _ = _solve(table, options, cover, cover.cells.offset, tick)
-        model = StumpModel(cover.cells, values, bias, table.pairs)
-        return Fitted(model, value, options.nu, methodcaller("stages"))
-    assert options.nu is not None
-    game = hedge.Game(cover, table.y, table.weight, table.pairs, options.nu)
-    stumps, value = hedge.play(game, options.rounds, tick=tick)
-    model = _voting(cover.cells, table.pairs, game.votes, game.constant)
-    return Fitted(model, value, options.nu, partial(_replay, stumps=tuple(stumps)))
-
-
-def _voting(cells: Cells, pairs: Pairs, votes: Floats, constant: Floats) -> StumpModel:
-    """A model of votes that are whole numbers, so that sums are exact and ties are ties."""
-    return StumpModel(cells, pairs.from_votes(votes), pairs.from_votes(constant), pairs)
-
-
-def _replay(model: Model, *, stumps: tuple[Stump, ...]) -> Iterable[Model]:
-    assert isinstance(model, StumpModel)
-    classes = model.pairs.classes
-    votes, constant = np.zeros((model.cells.count, classes)), np.zeros(classes)
-    for stump in stumps:
-        hedge.add_vote(stump, model.cells, votes, constant)
-        yield _voting(model.cells, model.pairs, votes, constant)
 
 
 def _smooth_value(
@@ -190,8 +138,9 @@ def _smooth_value(
     upper = hedge.best_response(cover, mass)[0] / labels.sum()
     lower = 0.0
     if table.classes == 2:
-        jumps = np.where(cover.cells.first, 0.0, np.diff(values[:, 0], prepend=0.0))
-        rest = bias[0] + values[cover.cells.first, 0].sum() + jumps.sum() / 2
+        first = cover.cells.first
+        jumps = np.where(first, 0.0, np.diff(values[:, 0], prepend=0.0))
+        rest = bias[0] + values[first, 0].sum() + jumps.sum() / 2
         # A jump is two stumps' worth of votes, the rest is a constant's
         votes = np.abs(jumps).sum() / 2 + abs(rest)
         margins = smooth.robust_margins(views, table.pairs, values, bias)
@@ -199,31 +148,26 @@ def _smooth_value(
     return lower, max(upper, lower)
 
 
-def choose_nu(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> float:
+def choose_nu(table: Table, options: Options, tick: Callable[[], object]) -> float:
     """Choose nu by exact robust accuracy in cross-validation. Fits that predict one class, or whose
     game is a tie, are left out: their accuracy can look good and they have learned nothing."""
     smallest = int(np.unique(table.y, return_counts=True)[1].min())
     if smallest < 2:
         return NUS[1]
     folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed)
-    splits = list(folds.split(table.X, table.y))
-    best = -1.0
-    chosen = NUS[-1]
+    splits = [(table.part(a), table.part(b)) for a, b in folds.split(table.X, table.y)]
+    best, chosen = -1.0, NUS[-1]
     for nu in (0.0, *NUS):
         score = 0.0
-        for inner, held in splits:
-            part = table.part(inner)
+        for part, held in splits:
             fitted = fit_table(part, replace(options, nu=nu))
             tick()
-            if fitted.is_tie or len(np.unique(predicted(fitted.model, part.X))) == 1:
-                score = -1.0
+            model = fitted.model
+            if fitted.is_tie or len(np.unique(predicted(model, part.X))) == 1:
                 break
-            out = table.part(held)
-            robust = (
-                fitted.model.margins(out.X, out.y, table.eps).min(axis=1) > fitted.model.tolerance
-            )
-            score += float(out.weight @ robust) / len(splits)
-        if score >= best and score >= 0:
-            best = score
-            chosen = nu
+            robust = model.margins(held.X, held.y, table.eps).min(axis=1) > model.tolerance
+            score += float(held.weight @ robust) / len(splits)
+        else:
+            if score >= best:
+                best, chosen = score, nu
     return chosen

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
@@ -28,37 +28,30 @@ MIN_SIDE = 2.0  # points of average weight that are certainly on each side of a 
 @dataclass
 class _Grower:
     """Grows one tree; ``low`` and ``high`` are the first and last cells that each point's ball
-    meets."""
+    meets, ``columns`` is how many are drawn for a split."""
 
     cells: Cells
     low: Ints
     high: Ints
-    y: Ints
-    weight: Floats
-    classes: int
+    table: Table
     columns: int
-    points: float
     random: np.random.Generator
     nodes: list[tuple[int, float, int, int]] = field(default_factory=list)
     leaves: int = 0
 
     def grow(self, depth: int) -> Tree:
         offset = self.cells.offset
-        self.build(np.flatnonzero(self.weight > 0), depth, offset[:-1].copy(), offset[1:] - 1)
-        feature, threshold, left, right = zip(*self.nodes, strict=True)
-        return Tree(
-            np.array(feature),
-            np.array(threshold, dtype=np.float64),
-            np.array(left),
-            np.array(right),
-        )
+        self.build(np.flatnonzero(self.table.weight > 0), depth, offset[:-1], offset[1:] - 1)
+        feature, threshold, left, right = map(np.array, zip(*self.nodes, strict=True))
+        return Tree(feature, threshold, left, right)
 
     def build(self, rows: Ints, levels: int, first: Ints, last: Ints) -> int:
         """Add a node, and those below it, for these points in the box of cells ``first..last``.
         Returns its number."""
         number = len(self.nodes)
         self.nodes.append((-1, 0.0, self.leaves, -1))
-        cut = self.split(rows, first, last) if levels and len(np.unique(self.y[rows])) > 1 else None
+        mixed = len(np.unique(self.table.y[rows])) > 1
+        cut = self.split(rows, first, last) if levels and mixed else None
         if cut is None:
             self.leaves += 1
             return number
@@ -76,23 +69,20 @@ class _Grower:
     def split(self, rows: Ints, first: Ints, last: Ints) -> tuple[int, int] | None:
         """The column and the cell behind which to split, if that makes the node purer."""
         drawn = self.random.permutation(len(first))[: self.columns]
-        mass = np.bincount(self.y[rows], self.weight[rows], self.classes)
-        # Points that can be at or left of each cell
+        table = self.table
+        mass = np.bincount(table.y[rows], table.weight[rows], table.classes)
+        # Points that can be at or left of each cell, and those that can be right of it
         left = self._counted(self.low, rows, drawn, first, last)
-        # Points that can be right of it
         right = mass - self._counted(self.high, rows, drawn, first, last)
         at_left = left.sum(axis=2)
         at_right = right.sum(axis=2)
-        certain_left = mass.sum() - at_right
-        certain_right = mass.sum() - at_left
+        certain = mass.sum() - np.maximum(at_left, at_right)  # on the side that has less of it
         cut = np.arange(left.shape[1]) + self.cells.offset[drawn, None]
         allowed = (cut >= first[drawn, None]) & (cut < last[drawn, None])
-        allowed &= np.minimum(certain_left, certain_right) >= MIN_SIDE / self.points
+        allowed &= certain >= MIN_SIDE / table.points
         with np.errstate(divide="ignore", invalid="ignore"):
-            both = at_left + at_right
-            impurity = (
-                1 - ((left**2).sum(axis=2) / at_left + (right**2).sum(axis=2) / at_right) / both
-            )
+            pure = (left**2).sum(axis=2) / at_left + (right**2).sum(axis=2) / at_right
+            impurity = 1 - pure / (at_left + at_right)
         impurity = np.where(allowed, impurity, np.inf)
         best = int(impurity.argmin())
         before = 1 - (mass**2).sum() / mass.sum() ** 2
@@ -105,9 +95,10 @@ class _Grower:
         in this cell of the column or left of it."""
         # Ends beyond the box are counted at its edges, so that each split inside counts all points.
         cell = np.clip(ends[rows][:, drawn], first[drawn], last[drawn]) - self.cells.offset[drawn]
-        shape = (len(drawn), int(np.diff(self.cells.offset).max()), self.classes)
-        place = (np.arange(len(drawn)) * shape[1] + cell) * self.classes + self.y[rows, None]
-        weights = np.repeat(self.weight[rows], len(drawn))
+        table = self.table
+        shape = (len(drawn), int(np.diff(self.cells.offset).max()), table.classes)
+        place = (np.arange(len(drawn)) * shape[1] + cell) * table.classes + table.y[rows, None]
+        weights = np.repeat(table.weight[rows], len(drawn))
         counts = np.bincount(place.ravel(), weights, math.prod(shape)).reshape(shape)
         return np.asarray(counts.cumsum(axis=1))
 
@@ -135,22 +126,14 @@ def grow_forest(
     low, high = cells.reach(table.X, table.eps)
     pairs = np.array(list(combinations(np.unique(y[table.weight > 0]), 2)))
     pairs = np.random.default_rng(seed).permutation(pairs)
+    columns = math.isqrt(table.X.shape[1]) + 1
     trees = []
     for t in numbers:
         random = np.random.default_rng((seed, t))
         seen = np.where(np.isin(y, pairs[t % len(pairs)]), table.weight, 0.0)
         drawn = seen * random.exponential(size=len(y))
-        grower = _Grower(
-            cells=cells,
-            low=low,
-            high=high,
-            y=y,
-            weight=drawn / drawn.sum(),
-            classes=table.classes,
-            columns=math.isqrt(table.X.shape[1]) + 1,
-            points=table.points * float(seen.sum() / table.weight.sum()),
-            random=random,
-        )
-        trees.append(grower.grow(depth))
+        points = table.points * float(seen.sum() / table.weight.sum())
+        of_pair = replace(table, weight=drawn / drawn.sum(), points=points)
+        trees.append(_Grower(cells, low, high, of_pair, columns, random).grow(depth))
         tick()
     return tuple(trees)

@@ -17,25 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from .cells import Cells, Floats, Ints, RangeSums
+from .cells import Floats, RangeSums
 from .cover import StumpCover
-from .models import Pairs
+from .models import Stump, StumpModel
 from .smooth import class_views, robust_margins
-
-
-@dataclass(frozen=True)
-class Stump:
-    """Votes for class ``left`` up to cell ``cell`` of a column, and for ``right`` beyond it; a
-    constant has ``column`` -1."""
-
-    column: int
-    cell: int
-    left: int
-    right: int
+from .table import Table
 
 
 def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
@@ -48,18 +37,17 @@ def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
     best = float(whole.max())
     stump = Stump(-1, -1, int(whole.argmax()), int(whole.argmax()))
     inner = np.flatnonzero(~cover.cells.first)
-    if len(inner):
-        beyond = tails[inner]
-        column = np.searchsorted(cover.cells.offset, inner, side="right") - 1
-        before = tails[cover.cells.offset[column]] - beyond
-        payoff = before.max(axis=1) + beyond.max(axis=1)
-        t = int(payoff.argmax())
-        if payoff[t] > best:
-            best = float(payoff[t])
-            stump = Stump(
-                int(column[t]), int(inner[t]) - 1, int(before[t].argmax()), int(beyond[t].argmax())
-            )
-    return best, stump
+    if not len(inner):
+        return best, stump
+    beyond = tails[inner]
+    column = np.searchsorted(cover.cells.offset, inner, side="right") - 1
+    before = tails[cover.cells.offset[column]] - beyond
+    payoff = before.max(axis=1) + beyond.max(axis=1)
+    t = int(payoff.argmax())
+    if payoff[t] <= best:
+        return best, stump
+    left, right = int(before[t].argmax()), int(beyond[t].argmax())
+    return float(payoff[t]), Stump(int(column[t]), int(inner[t]) - 1, left, right)
 
 
 def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
@@ -87,82 +75,61 @@ def capped(log_weight: Floats, cap: Floats) -> Floats:
         full |= over
 
 
-def add_vote(stump: Stump, cells: Cells, votes: Floats, constant: Floats) -> None:
-    """Add one vote of ``stump`` to every cell of its column."""
-    if stump.column < 0:
-        constant[stump.left] += 1
-        return
-    start, stop = cells.offset[stump.column : stump.column + 2]
-    votes[start : stump.cell + 1, stump.left] += 1
-    votes[stump.cell + 1 : stop, stump.right] += 1
-
-
-@dataclass
 class Game:
-    """The votes of the rounds so far against the factorised adversary."""
+    """The votes of the rounds so far, and the adversary that answers them."""
 
-    cover: StumpCover
-    y: Ints
-    weight: Floats
-    pairs: Pairs
-    nu: float
-    votes: Floats = field(init=False)
-    constant: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.votes = np.zeros((self.cover.count, self.pairs.classes))
-        self.constant = np.zeros(self.pairs.classes)
-        self.views = class_views(self.cover, self.y)
+    def __init__(self, cover: StumpCover, table: Table, nu: float) -> None:
+        self.cover, self.table, self.nu = cover, table, nu
+        self.votes = np.zeros((cover.count, table.classes))
+        self.constant = np.zeros(table.classes)
+        self.views = class_views(cover, table.y)
 
     def log_size(self) -> float:
         """log |S_aug|: false labels times combinations of cells, over all points."""
-        cells = np.log(self.cover.high - self.cover.low + 1)[self.cover.group].sum(axis=1)
-        return float(np.logaddexp.reduce(cells) + math.log(self.pairs.classes - 1))
-
-    def margins(self) -> Floats:
-        """Exact robust margin of each point, for votes that count one per round."""
-        votes, constant = self.pairs.from_votes(self.votes), self.pairs.from_votes(self.constant)
-        return robust_margins(self.views, self.pairs, votes, constant)
+        cells = np.log(self.cover.size)[self.cover.group].sum(axis=1)
+        return float(np.logaddexp.reduce(cells) + math.log(self.table.classes - 1))
 
     def adversary(self, eta: float) -> tuple[Floats, Floats]:
         """P_t: its mass on (cell, y, y') in each column, and on the points."""
-        classes = self.pairs.classes
-        log_weight = np.full((len(self.y), classes), -np.inf)
+        weight, classes = self.table.weight, self.table.classes
+        log_weight = np.full((len(weight), classes), -np.inf)
         parts = []
         for k, rows, part in self.views:
-            others = self.pairs.others(k)
+            others = self.table.pairs.others(k)
             lead = eta * (self.votes[:, others] - self.votes[:, [k]])
-            sums = RangeSums.of(lead, part.low, part.high)
+            sums = RangeSums.of(lead, part.start, part.last)
             constant = eta * (self.constant[others] - self.constant[k])
             log_weight[np.ix_(rows, others)] = part.incidence @ sums.total + constant
-            parts.append(sums)
+            parts.append((k, others, rows, part, sums))
         by_point = np.logaddexp.reduce(log_weight, axis=1)
-        cap = self.weight / self.nu if self.nu > 0 else np.ones(len(self.y))
+        cap = weight / self.nu if self.nu > 0 else np.ones(len(weight))
         # A row of weight w counts as w equal points
-        point = capped(by_point + np.log(self.weight), cap)
+        point = capped(by_point + np.log(weight), cap)
         joint = point[:, None] * np.exp(log_weight - by_point[:, None])
         mass = np.zeros((self.cover.count, classes, classes))
-        for (k, rows, part), sums in zip(self.views, parts, strict=True):
-            others = self.pairs.others(k)
+        for k, others, rows, part, sums in parts:
             mass[:, k, others] = sums.spread(part.incidence.T @ joint[np.ix_(rows, others)])
         return mass, point
 
 
 def play(
     game: Game, rounds: int, tick: Callable[[], object] = lambda: None
-) -> tuple[list[Stump], tuple[float, float]]:
+) -> tuple[StumpModel, tuple[float, float]]:
     """Play T ``rounds`` of Algorithm 1 with eta = sqrt(log|S_aug| / T).
 
     Returns:
-        The stumps h_1 … h_T, and an interval that holds the game's value.
+        The model of all votes, and an interval that holds the game's value.
     """
     eta = math.sqrt(game.log_size() / rounds)
+    cells = game.cover.cells
     stumps: list[Stump] = []
     upper = 1.0
     for _ in range(rounds):
         bound, stump = best_response(game.cover, game.adversary(eta)[0])
         upper = min(upper, bound)
-        add_vote(stump, game.cover.cells, game.votes, game.constant)
+        stump.vote(cells, game.votes, game.constant)
         stumps.append(stump)
         tick()
-    return stumps, (soft_minimum(game.margins(), game.weight, game.nu) / rounds, upper)
+    model = StumpModel.voting(cells, game.votes, game.constant, stumps)
+    margins = robust_margins(game.views, model.pairs, model.values, model.bias)
+    return model, (soft_minimum(margins, game.table.weight, game.nu) / rounds, upper)

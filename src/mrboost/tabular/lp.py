@@ -25,8 +25,8 @@ from scipy.optimize import OptimizeResult, linprog
 from mrboost.errors import InputError
 
 from .cells import Cells, Floats, Ints
-from .cover import Cover, StumpCover
-from .models import Pairs
+from .cover import Cover, StumpCover, TreeCover
+from .table import Table
 
 
 @dataclass
@@ -38,9 +38,13 @@ class Rows:
     column: list[Ints] = field(default_factory=list)
     entry: list[Floats] = field(default_factory=list)
 
-    def new(self, n: int) -> Ints:
+    def new(self, n: int, *terms: tuple[Ints, float]) -> Ints:
+        """n more rows; a term is a column for each row, or several, and their entry."""
+        rows = np.arange(self.count, self.count + n)
         self.count += n
-        return np.arange(self.count - n, self.count)
+        for columns, entry in terms:
+            self.add(rows[:, None], columns if np.ndim(columns) == 2 else columns[:, None], entry)
+        return rows
 
     def add(self, row: Ints, column: Ints, entry: float) -> None:
         row, column = np.broadcast_arrays(row, column)
@@ -71,21 +75,17 @@ class Programme:
         return block
 
     def at_most(self, small: Ints, large: Ints) -> None:
-        rows = self.upper.new(len(small))
-        self.upper.add(rows, small, 1.0)
-        self.upper.add(rows, large, -1.0)
+        self.upper.new(len(small), (small, 1.0), (large, -1.0))
 
     def solve(self, objective: Floats, signed: int) -> OptimizeResult:
         """Minimise ``objective``; variables before number ``signed`` are not negative."""
-        right = np.zeros(self.equal.count)
-        right[self.total] = 1.0
         low = np.where(np.arange(self.width) < signed, 0.0, -np.inf)
         result = linprog(
             objective,
             A_ub=self.upper.matrix(self.width),
             b_ub=np.zeros(self.upper.count),
             A_eq=self.equal.matrix(self.width),
-            b_eq=right,
+            b_eq=(np.arange(self.equal.count) == self.total).astype(np.float64),
             bounds=np.stack([low, np.full(self.width, np.inf)], axis=1),
             method="highs-ipm",
         )
@@ -95,28 +95,26 @@ class Programme:
         return result
 
 
-def solve(
-    cover: Cover, offset: Ints, y: Ints, weight: Floats, pairs: Pairs, nu: float
-) -> tuple[Floats, Floats, Floats, Floats]:
+def solve(cover: Cover, table: Table, nu: float) -> tuple[Floats, Floats, Floats, Floats]:
     """Solve the game.
 
     Args:
-        cover: the cells in reach of each point.
-        offset: the first cell of each term.
-        y: classes of the points; ``weight``: their weights, which sum to one.
+        cover: the cells in reach of each point of the table.
+        table: the points.
         nu: as above.
 
     Returns:
         Votes of cells (cells, K), votes of the constants (K), the adversary's mass on (cell, y, y')
         in each term, and its mass on the points.
     """
+    y, pairs = table.y, table.pairs
     lp = Programme()
     votes, constant = lp.variables(cover.count, pairs.classes), lp.variables(pairs.classes)
     lp.equal.add(lp.total, constant, 1.0)
     if isinstance(cover, StumpCover):
         _stump_votes(lp, cover.cells, votes)
-    else:
-        _tree_votes(lp, votes, np.diff(offset))
+    elif isinstance(cover, TreeCover):
+        _tree_votes(lp, cover.leaves, votes)
     slack = lp.variables(len(y) if nu > 0 else 0)
     rho = lp.variables(1)
     inside, owned = [], []
@@ -124,18 +122,15 @@ def solve(
         points = np.flatnonzero(y == k)
         bounds, least = _margins(lp, cover, points, votes[:, [k, other]])
         inside.append((bounds, k, other))
-        rows = lp.upper.new(len(points))  # rho - xi <= sum of least + constants
-        owned.append((rows, points))
-        lp.upper.add(rows, rho, 1.0)
-        lp.upper.add(rows[:, None], least, -1.0)
-        lp.upper.add(rows, constant[k], -1.0)
-        lp.upper.add(rows, constant[other], 1.0)
+        # rho - xi <= sum of least + constants
+        terms = [(rho, 1.0), (least, -1.0), (constant[[k]], -1.0), (constant[[other]], 1.0)]
         if nu > 0:
-            lp.upper.add(rows, slack[points], -1.0)
+            terms.append((slack[points], -1.0))
+        owned.append((lp.upper.new(len(points), *terms), points))
     objective = np.zeros(lp.width)
     objective[rho] = -1.0
     if nu > 0:
-        objective[slack] = weight / nu
+        objective[slack] = table.weight / nu
     result = lp.solve(objective, signed=int(rho[0]))
     mass = np.maximum(-result.ineqlin.marginals, 0.0)
     played = np.zeros((cover.count, pairs.classes, pairs.classes))
@@ -152,25 +147,20 @@ def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[In
     in each term, and the rows that bound the difference in each cell."""
     groups, place = np.unique(cover.group[points], return_inverse=True)
     least, lead = lp.variables(len(groups)), lp.variables(cover.count)
-    rows = lp.upper.new(cover.count)
-    lp.upper.add(rows, lead, 1.0)
-    lp.upper.add(rows, votes[:, 0], -1.0)
-    lp.upper.add(rows, votes[:, 1], 1.0)
+    rows = lp.upper.new(cover.count, (lead, 1.0), (votes[:, 0], -1.0), (votes[:, 1], 1.0))
     if isinstance(cover, StumpCover):
-        _range_minima(lp, cover.low[groups], cover.high[groups], lead, least)
+        _range_minima(lp, cover.start[groups], cover.last[groups], lead, least)
     else:
         position, cell = cover.members(groups)
         lp.at_most(least[position], lead[cell])
     return rows, least[place.reshape(len(points), -1)]
 
 
-def _tree_votes(lp: Programme, votes: Ints, leaves: Ints) -> None:
+def _tree_votes(lp: Programme, leaves: Ints, votes: Ints) -> None:
     """Every leaf of a tree votes with the tree's weight."""
     mass = lp.variables(len(leaves))
     lp.equal.add(lp.total, mass, 1.0)
-    rows = lp.equal.new(len(votes))
-    lp.equal.add(rows[:, None], votes, 1.0)
-    lp.equal.add(rows, np.repeat(mass, leaves), -1.0)
+    lp.equal.new(len(votes), (votes, 1.0), (np.repeat(mass, leaves), -1.0))
 
 
 def _range_minima(lp: Programme, low: Ints, high: Ints, lead: Ints, least: Ints) -> None:
@@ -195,16 +185,11 @@ def _stump_votes(lp: Programme, cells: Cells, votes: Ints) -> None:
     inner = np.flatnonzero(~cells.first)  # the cell right of each threshold
     left, right = lp.variables(len(inner), votes.shape[1]), lp.variables(len(inner), votes.shape[1])
     lp.equal.add(lp.total, left, 1.0)
-    rows = lp.equal.new(len(inner))
-    lp.equal.add(rows[:, None], left, 1.0)
-    lp.equal.add(rows[:, None], right, -1.0)
-    rows = lp.equal.new(left.size).reshape(left.shape)  # votes step by right - left at a threshold
-    lp.equal.add(rows, votes[inner], 1.0)
-    lp.equal.add(rows, votes[inner - 1], -1.0)
-    lp.equal.add(rows, right, -1.0)
-    lp.equal.add(rows, left, 1.0)
-    leftmost = np.flatnonzero(cells.first)  # where every stump of the column votes left
-    rows = lp.equal.new(len(leftmost) * votes.shape[1]).reshape(len(leftmost), -1)
-    lp.equal.add(rows, votes[leftmost], 1.0)
+    lp.equal.new(len(inner), (left, 1.0), (right, -1.0))
+    # Votes step by right - left at a threshold
+    steps = (votes[inner], 1.0), (votes[inner - 1], -1.0), (right, -1.0), (left, 1.0)
+    lp.equal.new(left.size, *((variables.ravel(), entry) for variables, entry in steps))
+    leftmost = votes[cells.first]  # where every stump of the column votes left
+    rows = lp.equal.new(leftmost.size, (leftmost.ravel(), 1.0)).reshape(leftmost.shape)
     column = np.repeat(np.arange(len(leftmost)), np.diff(cells.offset) - 1)
     lp.equal.add(rows[column], left, -1.0)

@@ -31,10 +31,9 @@ def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_
     scaled = X / np.where(fixed, 1.0, eps)
     for j in np.flatnonzero(fixed):
         scaled[:, j] = 4.0 * np.unique(X[:, j], return_inverse=True)[1].ravel()
-    tree = cKDTree(scaled)
-    near = tree.query_pairs(2.0 + 1e-9, p=np.inf, output_type="ndarray")
+    near = cKDTree(scaled).query_pairs(2.0 + 1e-9, p=np.inf, output_type="ndarray")
     near = near[y[near[:, 0]] != y[near[:, 1]]]
-    for low, high in zip((X - eps).T, (X + eps).T, strict=True):  # column by column, to be lean
+    for low, high in zip((X - eps).T, (X + eps).T, strict=True):  # by column, to save memory
         one, two = near.T
         near = near[(low[one] <= high[two]) & (low[two] <= high[one])]
     both = np.concatenate([near, near[:, ::-1]])
@@ -52,18 +51,12 @@ def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) 
     """
     table, labels = check_X_y(X, y, dtype=np.float64)
     radius = np.asarray(eps, dtype=np.float64)
-    if radius.shape not in ((), table.shape[1:]) or not (
-        np.isfinite(radius).all() and (radius >= 0).all()
-    ):
-        raise InputError(
-            f"eps is {eps!r}: use a number >= 0, or one for each of {table.shape[1]} columns"
-        )
-    radius = np.broadcast_to(radius, table.shape[1:])
-    graph = conflicts(table, labels, radius)
+    if radius.shape not in ((), table.shape[1:]) or not ((radius >= 0) & np.isfinite(radius)).all():
+        raise InputError(f"eps is {eps!r}: use a number >= 0, or one for each column")
+    graph = conflicts(table, labels, np.broadcast_to(radius, table.shape[1:]))
     classes = np.unique(labels)
     if len(classes) == 2:
-        one, two = np.flatnonzero(labels == classes[0]), np.flatnonzero(labels == classes[1])
-        lost = int((maximum_bipartite_matching(sparse.csr_matrix(graph[one][:, two])) >= 0).sum())
-    else:
-        lost = math.ceil((maximum_bipartite_matching(sparse.csr_matrix(graph)) >= 0).sum() / 2)
-    return 1 - lost / len(table)
+        graph = graph[labels == classes[0]][:, labels == classes[1]]
+    matched = (maximum_bipartite_matching(sparse.csr_matrix(graph)) >= 0).sum()
+    lost = matched if len(classes) == 2 else math.ceil(matched / 2)
+    return float(1 - lost / len(table))

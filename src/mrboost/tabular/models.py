@@ -15,6 +15,7 @@ lower bound (Chen et al., Robustness verification of tree-based models, 2019).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,18 +57,38 @@ class Pairs:
         first, second = self.members
         return np.asarray(votes[..., first] - votes[..., second])
 
+    def of_each_class(self, scores: Floats) -> Floats:
+        """(…, K, K - 1): the scores of every class against each other class."""
+        return np.stack([self.against(scores, k) for k in range(self.classes)], axis=-2)
+
     def wins(self, scores: Floats) -> Floats:
         """(…, K): each class's least score against the others; at most one is positive."""
-        return np.stack(
-            [self.against(scores, k).min(axis=-1) for k in range(self.classes)], axis=-1
-        )
+        return np.asarray(self.of_each_class(scores).min(axis=-1))
+
+
+@dataclass(frozen=True)
+class Stump:
+    """Votes for class ``left`` up to cell ``cell`` of a column, and for ``right`` beyond it; a
+    constant has ``column`` -1."""
+
+    column: int
+    cell: int
+    left: int
+    right: int
+
+    def vote(self, cells: Cells, votes: Floats, constant: Floats) -> None:
+        """Add one vote to every cell of its column."""
+        if self.column < 0:
+            constant[self.left] += 1
+            return
+        start, stop = cells.offset[self.column : self.column + 2]
+        votes[start : self.cell + 1, self.left] += 1
+        votes[self.cell + 1 : stop, self.right] += 1
 
 
 def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
-    largest = (
-        np.maximum.reduceat(np.abs(values).max(axis=1), offset[:-1]).sum() + np.abs(bias).max()
-    )
-    return float(1e-12 * largest)
+    largest = np.maximum.reduceat(np.abs(values).max(axis=1), offset[:-1])
+    return float(1e-12 * (largest.sum() + np.abs(bias).max()))
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,18 @@ class StumpModel:
     values: Floats
     bias: Floats
     pairs: Pairs
+    stumps: tuple[Stump, ...] = ()
+    """Round after round, where the model is their votes ("hedge")."""
     kind = "exact"
+
+    @staticmethod
+    def voting(
+        cells: Cells, votes: Floats, constant: Floats, stumps: Sequence[Stump]
+    ) -> StumpModel:
+        """A model of votes: whole numbers, so that sums are exact and ties are ties."""
+        pairs = Pairs(len(constant))
+        values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
+        return StumpModel(cells, values, bias, pairs, tuple(stumps))
 
     def scores(self, X: Floats) -> Floats:
         return np.asarray(self.values[self.cells.at(X)].sum(axis=1) + self.bias)
@@ -92,10 +124,8 @@ class StumpModel:
         cell = np.zeros((n, d, self.pairs.classes - 1), dtype=np.intp)
         for k in np.unique(y):
             rows = np.flatnonzero(y == k)
-            found, arg = range_minima(
-                self.pairs.against(self.values, k), low[rows].ravel(), high[rows].ravel()
-            )
-            bias = self.pairs.against(self.bias, k)
+            values, bias = self.pairs.against(self.values, k), self.pairs.against(self.bias, k)
+            found, arg = range_minima(values, low[rows].ravel(), high[rows].ravel())
             least[rows] = found.reshape(len(rows), d, -1).sum(axis=1) + bias
             cell[rows] = arg.reshape(len(rows), d, -1)
         return least, cell
@@ -112,14 +142,23 @@ class StumpModel:
         """Margins up to this count as ties: what the rounding of sums can make of a true zero."""
         return _tolerance(self.values, self.cells.offset, self.bias)
 
-    def reach(self, d: int) -> Floats:
+    def reach(self, _: int) -> Floats:
         """Per column the outermost thresholds, (2, d): a ball that holds both meets every cell."""
         empty = (np.inf, -np.inf)
-        assert d == len(self.cells.thresholds)
         return np.array([(t[0], t[-1]) if len(t) else empty for t in self.cells.thresholds]).T
 
-    def stages(self) -> list[StumpModel]:
-        """Column after column, those that can move a score the most first."""
+    def stages(self) -> Iterator[StumpModel]:
+        """Round after round of "hedge"; else column after column, those that can move a score the
+        most first."""
+        if not self.stumps:
+            yield from self._columns()
+        votes = np.zeros((self.cells.count, self.pairs.classes))
+        constant = np.zeros(self.pairs.classes)
+        for t, stump in enumerate(self.stumps, 1):
+            stump.vote(self.cells, votes, constant)
+            yield StumpModel.voting(self.cells, votes, constant, self.stumps[:t])
+
+    def _columns(self) -> list[StumpModel]:
         parts = np.split(np.arange(self.cells.count), self.cells.offset[1:-1])
         swing = [np.ptp(self.values[part], axis=0).max() for part in parts]
         kept = np.zeros_like(self.values)
@@ -163,20 +202,20 @@ class Tree:
                 todo.append((int(self.left[node]), here[low[here, j] <= t]))
         return np.concatenate(rows), np.concatenate(leaves)
 
-    def boxes(self, d: int) -> tuple[Floats, Floats]:
-        """Of each leaf the box ``(low, high]``, (leaves, d) each."""
-        low, high = np.full((self.leaves, d), -np.inf), np.full((self.leaves, d), np.inf)
+    def boxes(self, d: int) -> Floats:
+        """Of each leaf the box ``(low, high]``, (2, leaves, d)."""
+        out = np.empty((2, self.leaves, d))
         todo = [(0, np.full(d, -np.inf), np.full(d, np.inf))]
         while todo:
             node, a, b = todo.pop()
             j, t = self.feature[node], self.threshold[node]
             if j < 0:
-                low[self.left[node]], high[self.left[node]] = a, b
+                out[:, self.left[node]] = a, b
             else:
                 below, above = b.copy(), a.copy()
                 below[j], above[j] = min(b[j], t), max(a[j], t)
                 todo += [(int(self.left[node]), a, below), (int(self.right[node]), above, b)]
-        return low, high
+        return out
 
 
 @dataclass(frozen=True)
@@ -191,9 +230,7 @@ class TreeModel:
 
     @cached_property
     def offset(self) -> Ints:
-        return np.concatenate([[0], np.cumsum([tree.leaves for tree in self.trees])]).astype(
-            np.intp
-        )
+        return np.cumsum([0, *(tree.leaves for tree in self.trees)])
 
     def scores(self, X: Floats) -> Floats:
         out = np.broadcast_to(self.bias, (len(X), self.pairs.count)).copy()
@@ -204,36 +241,29 @@ class TreeModel:
 
     def margins(self, X: Floats, y: Ints, eps: Floats) -> Floats:
         out = np.zeros((len(X), self.pairs.classes - 1))
-        seen = np.stack([self.pairs.against(self.values, k) for k in range(self.pairs.classes)])
+        scores = self.pairs.of_each_class(self.values)
         for tree, start in zip(self.trees, self.offset, strict=False):
             rows, leaves = tree.routes(X, eps)
             least = np.full_like(out, np.inf)
-            np.minimum.at(least, rows, seen[y[rows], start + leaves])
+            np.minimum.at(least, rows, scores[start + leaves, y[rows]])
             out += least
-        return (
-            out + np.stack([self.pairs.against(self.bias, k) for k in range(self.pairs.classes)])[y]
-        )
+        return np.asarray(out + self.pairs.of_each_class(self.bias)[y])
 
     @property
     def tolerance(self) -> float:
         return _tolerance(self.values, self.offset, self.bias)
 
     def reach(self, d: int) -> Floats:
-        inner = [
-            (tree.feature[tree.feature >= 0], tree.threshold[tree.feature >= 0])
-            for tree in self.trees
-        ]
         out = np.stack([np.full(d, np.inf), np.full(d, -np.inf)])
-        for feature, threshold in inner:
-            np.minimum.at(out[0], feature, threshold)
-            np.maximum.at(out[1], feature, threshold)
+        for tree in self.trees:
+            inner = tree.feature >= 0
+            np.minimum.at(out[0], tree.feature[inner], tree.threshold[inner])
+            np.maximum.at(out[1], tree.feature[inner], tree.threshold[inner])
         return out
 
-    def stages(self) -> list[TreeModel]:
-        return [
-            replace(self, trees=self.trees[:t], values=self.values[: self.offset[t]])
-            for t in range(1, len(self.trees) + 1)
-        ]
+    def stages(self) -> Iterator[TreeModel]:
+        for t, stop in enumerate(self.offset[1:], 1):
+            yield replace(self, trees=self.trees[:t], values=self.values[:stop])
 
 
 Model = StumpModel | TreeModel

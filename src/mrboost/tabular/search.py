@@ -27,9 +27,8 @@ class Leaves:
 
     @staticmethod
     def of(model: TreeModel, d: int) -> Leaves:
-        boxes = [tree.boxes(d) for tree in model.trees]
-        low, high = np.concatenate([a for a, _ in boxes]), np.concatenate([b for _, b in boxes])
-        return Leaves(low, high, np.repeat(np.arange(len(boxes)), np.diff(model.offset)))
+        low, high = np.concatenate([tree.boxes(d) for tree in model.trees], axis=1)
+        return Leaves(low, high, np.repeat(np.arange(len(model.trees)), np.diff(model.offset)))
 
 
 def find_nonpositive(
@@ -74,12 +73,6 @@ def find_nonpositive(
         opened = left[tree[left] == widest]
         rest = left[tree[left] != widest]
         for leaf in opened[np.argsort(-value[opened])]:
-            todo.append(
-                (
-                    score + value[leaf],
-                    np.maximum(near, low[leaf]),
-                    np.minimum(far, high[leaf]),
-                    rest,
-                )
-            )
+            start, stop = np.maximum(near, low[leaf]), np.minimum(far, high[leaf])
+            todo.append((score + value[leaf], start, stop, rest))
     return None, None

@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 from .cells import Floats, Ints
 from .cover import Cover
 from .models import Pairs
+from .table import Table
 
 C = TypeVar("C", bound=Cover)
 Views = Sequence[tuple[int, Ints, Cover]]
@@ -33,16 +34,14 @@ def sharing(pairs: Pairs) -> Floats:
     first, second = pairs.members
     votes = np.eye(pairs.classes)[first] - np.eye(pairs.classes)[second]
     onto_votes = votes @ votes.T / pairs.classes  # the projection onto differences of votes
-    return np.asarray(
-        np.eye(pairs.count) + (np.sqrt(1 + pairs.classes / INDEPENDENCE**2) - 1) * onto_votes
-    )
+    enlarged = np.sqrt(1 + pairs.classes / INDEPENDENCE**2) - 1
+    return np.asarray(np.eye(pairs.count) + enlarged * onto_votes)
 
 
 def class_views(cover: C, y: Ints) -> list[tuple[int, Ints, C]]:
     """For each class its points and their cover."""
-    return [
-        (int(k), rows, cover.part(rows)) for k in np.unique(y) for rows in [np.flatnonzero(y == k)]
-    ]
+    rows = {int(k): np.flatnonzero(y == k) for k in np.unique(y)}
+    return [(k, of_class, cover.part(of_class)) for k, of_class in rows.items()]
 
 
 def robust_margins(views: Views, pairs: Pairs, values: Floats, bias: Floats) -> Floats:
@@ -72,37 +71,28 @@ def robust_loss(
         total += float(weight[rows] @ (np.log(normal) + top)[:, 0])
         push = terms / normal * weight[rows, None]
         labels[k, others] = push.sum(axis=0)
-        width = len(others)
         push = part.incidence.T @ push
-        flat = np.bincount(
-            (cell * width + np.arange(width)).ravel(), push.ravel(), len(values) * width
-        )
-        mass[:, k, others] = flat.reshape(-1, width)
+        for column, other in enumerate(others):
+            mass[:, k, other] = np.bincount(cell[:, column], push[:, column], len(values))
     return total, mass, labels
 
 
 def solve(
-    cover: Cover,
-    y: Ints,
-    weight: Floats,
-    pairs: Pairs,
-    *,
-    alpha: float,
-    iterations: int,
-    tick: Callable[[], object] = lambda: None,
+    cover: Cover, table: Table, alpha: float, iterations: int, tick: Callable[[], object]
 ) -> tuple[Floats, Floats]:
     """Values of cells and bias that minimise the loss, by L-BFGS.
 
     Args:
-        cover: the cells in reach of each point.
-        y: classes of the points; ``weight``: their weights, which sum to one.
+        cover: the cells in reach of each point of the table.
+        table: the points.
         alpha: the strength of the penalty.
         iterations: of L-BFGS, at most; ``tick`` is called after each.
     """
+    weight, pairs = table.weight, table.pairs
     mix = sharing(pairs)
     alpha *= 2 / pairs.classes  # a pair's share of the points
     shape = (cover.count, pairs.count)
-    views = class_views(cover, y)
+    views = class_views(cover, table.y)
     first, second = pairs.members
 
     def objective(flat: Floats) -> tuple[float, Floats]:
@@ -111,9 +101,8 @@ def solve(
         by_value = mass[:, second, first] - mass[:, first, second]
         gradient = cover.fold(by_value) @ mix + 2 * alpha * parameters
         by_bias = labels[second, first] - labels[first, second]
-        return loss + alpha * float((parameters**2).sum()), np.concatenate(
-            [gradient.ravel(), by_bias]
-        )
+        penalty = alpha * float((parameters**2).sum())
+        return loss + penalty, np.append(gradient.ravel(), by_bias)
 
     # At zero every cell ties and one of many subgradients would be taken for the gradient: start a
     # little beside it, where each ball is shared evenly among its cells.
@@ -121,9 +110,8 @@ def solve(
     for k, rows, part in views:
         even[:, k] = part.share(part.incidence.T @ weight[rows])
     begin = cover.fold(pairs.from_votes(even)) @ mix
-    point = np.concatenate(
-        [(0.1 * begin / max(np.abs(begin).max(), 1e-12)).ravel(), np.zeros(pairs.count)]
-    )
+    begin = 0.1 * begin / max(np.abs(begin).max(), 1e-12)
+    point = np.append(begin.ravel(), np.zeros(pairs.count))
     best = np.inf
     left = iterations
     while left > 0:  # L-BFGS that stops where the loss has a kink often goes on after a restart

@@ -35,19 +35,13 @@ class Table:
         kept = weight > 0
         rows, index = np.unique(np.column_stack([y, X])[kept], axis=0, return_inverse=True)
         total = np.bincount(index.ravel(), weight[kept])
-        return Table(
-            X=np.ascontiguousarray(rows[:, 1:]),
-            y=rows[:, 0].astype(np.intp),
-            weight=total / total.sum(),
-            eps=eps,
-            classes=classes,
-            points=max(float(len(rows)), float(total.sum())),
-        )
+        points = max(float(len(rows)), float(total.sum()))
+        X, y = np.ascontiguousarray(rows[:, 1:]), rows[:, 0].astype(np.intp)
+        return Table(X, y, total / total.sum(), eps, classes, points)
 
     def part(self, rows: Ints) -> Table:
         """Some of the rows, as a table of its own."""
         share = self.weight[rows]
         points = max(float(len(rows)), self.points * float(share.sum()))
-        return replace(
-            self, X=self.X[rows], y=self.y[rows], weight=share / share.sum(), points=points
-        )
+        weight = share / share.sum()
+        return replace(self, X=self.X[rows], y=self.y[rows], weight=weight, points=points)
