@@ -58,21 +58,16 @@ class Learner:
 
     def __post_init__(self) -> None:
         if self.points < 1 or not 0 < self.scale < math.inf:
-            raise InputError(
-                f"a learner needs points >= 1 and scale > 0, got {self.points!r} and {self.scale!r}"
-            )
+            given = f"{self.points!r} and {self.scale!r}"
+            raise InputError(f"a learner needs points >= 1 and scale > 0, got {given}")
 
     def __call__(self, adversary: Floats) -> Floats:
         row = np.asarray(self.respond(adversary), dtype=np.float64)
         if row.shape != (self.points,):
-            raise InputError(
-                f"the learner must return a payoff for each of {self.points} points, got "
-                f"{row.shape}"
-            )
-        if not np.abs(row).max() <= self.scale:  # also for NaN
-            raise InputError(
-                f"the learner's payoffs must lie within ±{self.scale:g}, got {np.abs(row).max():g}"
-            )
+            raise InputError(f"give a payoff for each of {self.points} points, got {row.shape}")
+        largest = np.abs(row).max()
+        if not largest <= self.scale:  # also for NaN
+            raise InputError(f"payoffs must lie within ±{self.scale:g}, got {largest:g}")
         return row
 
 
@@ -109,9 +104,7 @@ class Boosting:
     def mixture(self, rounds: int) -> Floats:
         """Q(t)."""
         if not 1 <= rounds <= len(self.choices):
-            raise InputError(
-                f"the run has mixtures of 1 … {len(self.choices)} rounds, got {rounds}"
-            )
+            raise InputError(f"there are mixtures of 1 … {len(self.choices)} rounds, got {rounds}")
         return np.bincount(self.choices[:rounds], minlength=len(self.learner)) / rounds
 
 
@@ -141,73 +134,48 @@ def mrboost(
     """
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must be at least 0, got {tolerance!r}")
-    if not isinstance(game, Learner):
-        game = as_payoff(game)
+    game = game if isinstance(game, Learner) else as_payoff(game)
     rates = _rates(eta, rounds, game)
     gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
     average = np.zeros(game.points)  # Σ_j P_j
-    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)  # against Σ_j P_j
-    choices: list[int] = []
-    bounds = _Bounds()
-    for rate in tqdm(
-        rates, desc="MRBoost", unit="round", disable=None if progress else True, leave=False
-    ):
+    earned: Floats = np.zeros(1)  # by each classifier against Σ_j P_j
+    choices, margins, responses, bounds = [], [], [], []
+    lower, upper = -math.inf, math.inf
+    disable = None if progress else True
+    for t, rate in enumerate(tqdm(rates, "MRBoost", unit="round", disable=disable, leave=False)):
         weights = exponential_weights(gains, rate)
-        t = len(choices) + 1
-        choice, row, response, upper = _best_response(game, weights, earned, t)
-        gains += row
         average += weights
+        if isinstance(game, Learner):
+            choice, row = t, game(weights)
+            response = float(weights @ row)
+            bound = response if game.exact else math.inf
+        else:
+            payoffs = game.expected(weights)
+            earned = earned + payoffs
+            choice = int(payoffs.argmax())
+            row, response = game.row(choice), float(payoffs[choice])
+            bound = min(response, float(earned.max()) / (t + 1))
+        gains += row
         choices.append(choice)
-        bounds.add(float(gains.min()) / t, response, upper)
-        if tolerance is not None and bounds.width <= tolerance:
+        responses.append(response)
+        margins.append(float(gains.min()) / (t + 1))
+        bounds.append(bound)
+        lower, upper = max(lower, margins[-1]), min(upper, bound)
+        if tolerance is not None and upper - lower <= tolerance:
             break
     played = len(choices)
-    margin, response_, lower, upper_ = np.array(bounds.rounds).T.copy()
     classifiers = played if isinstance(game, Learner) else game.classifiers
     return Boosting(
         eta=rates[:played],
         choices=np.array(choices),
-        margin=margin,
-        response=response_,
-        lower=lower,
-        upper=upper_,
+        margin=np.array(margins),
+        response=np.array(responses),
+        lower=np.maximum.accumulate(margins),
+        upper=np.minimum.accumulate(bounds),
         learner=np.bincount(choices, minlength=classifiers) / played,
         adversary=average / played,
         margins=gains / played,
     )
-
-
-def _best_response(
-    game: Payoff | Learner, weights: Floats, earned: Floats, t: int
-) -> tuple[int, Floats, float, float]:
-    """h_t, its payoffs, what it earns against P_t, and an upper bound of the value; ``earned`` is
-    brought up to date."""
-    if isinstance(game, Learner):
-        row = game(weights)
-        response = float(weights @ row)
-        return t - 1, row, response, response if game.exact else math.inf
-    payoffs = game.expected(weights)
-    earned += payoffs
-    choice = int(payoffs.argmax())
-    response = float(payoffs[choice])
-    return choice, game.row(choice), response, min(response, float(earned.max()) / t)
-
-
-class _Bounds:
-    """The certified interval for the value, round after round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[tuple[float, float, float, float]] = []
-        self.lower, self.upper = -math.inf, math.inf
-
-    @property
-    def width(self) -> float:
-        return self.upper - self.lower
-
-    def add(self, margin: float, response: float, upper: float) -> None:
-        self.lower = max(self.lower, margin)
-        self.upper = min(self.upper, upper)
-        self.rounds.append((margin, response, self.lower, self.upper))
 
 
 def exponential_weights(gains: Floats, eta: float) -> Floats:

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mrboost.errors import InputError
 
-from .payoff import Floats, Payoff, SAug, as_payoff
+from .payoff import Floats, Matrix, Payoff, SAug, as_payoff
 from .value import TOLERANCE, Solution, solve
 
 
@@ -54,9 +54,8 @@ def worst_perturbation(game: Payoff | ArrayLike, pairs: ArrayLike) -> Payoff:
     the columns of each pair, in ascending order of ``pairs``."""
     payoff, groups = as_payoff(game), np.asarray(pairs)
     if groups.shape != (payoff.points,):
-        raise InputError(
-            f"pairs must number each of the {payoff.points} points, got shape {groups.shape}"
-        )
+        given = f"got shape {groups.shape}"
+        raise InputError(f"pairs must number each of the {payoff.points} points, {given}")
     order = np.argsort(groups, kind="stable")
     starts = np.unique(groups[order], return_index=True)[1]
     return Payoff(np.minimum.reduceat(payoff.matrix[:, order], starts, axis=1))
@@ -69,18 +68,9 @@ class Intervals:
 
     theta: Floats
     delta: Floats
-    labels: NDArray[np.int64]
-    """h_θ(δ), ``(classifiers, δ)``."""
-
-    @property
-    def s_aug(self) -> SAug:
-        return SAug(
-            np.ones(len(self.delta), dtype=np.int64), 2, np.zeros(len(self.delta), dtype=np.int64)
-        )
-
-    @property
-    def payoff(self) -> Payoff:
-        return Payoff(self.s_aug.labels(self.labels))
+    labels: Matrix  # h_θ(δ), (classifiers, δ)
+    s_aug: SAug
+    payoff: Payoff
 
 
 def proposition_example(refine: int = 1) -> Intervals:
@@ -95,8 +85,7 @@ def proposition_example(refine: int = 1) -> Intervals:
     width = 2 * refine
     theta, delta = np.arange(0, 19 * width + 1, 2), np.arange(20 * width + 1)
     inside = (theta[:, None] <= delta) & (delta <= theta[:, None] + width)
-    return Intervals(
-        theta=np.asarray(theta / (10 * width) - 1, dtype=np.float64),
-        delta=np.asarray(delta / (10 * width) - 1, dtype=np.float64),
-        labels=np.where(inside, 0, 1),
-    )
+    s_aug = SAug(np.ones_like(delta), 2, example=np.zeros_like(delta))
+    labels = np.where(inside, 0, 1)
+    payoff = Payoff(s_aug.labels(labels))
+    return Intervals(theta / (10 * width) - 1, delta / (10 * width) - 1, labels, s_aug, payoff)

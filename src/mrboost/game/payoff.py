@@ -43,20 +43,18 @@ class Payoff:
     def __init__(self, matrix: ArrayLike) -> None:
         array = np.asarray(matrix)
         if array.ndim != 2 or array.size == 0:
-            raise InputError(
-                "a game needs a matrix of at least one classifier and one point, got shape "
-                f"{array.shape}: rows are classifiers, columns are points"
+            needed = (
+                "rows are classifiers, columns are points, at least one classifier and one point"
             )
+            raise InputError(f"a game of shape {array.shape} is no matrix: {needed}")
         if array.dtype.kind not in "biuf":
             raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}")
         if array.dtype != np.int8 or array.size <= _DENSE:
             array = array.astype(np.float64)
             if not np.isfinite(array).all():
-                row, column = np.argwhere(~np.isfinite(array))[0]
-                raise InputError(
-                    f"payoffs must be finite, got {array[row, column]} for classifier {row} at "
-                    f"point {column}"
-                )
+                h, i = np.argwhere(~np.isfinite(array))[0]
+                where = f"got {array[h, i]} for classifier {h} at point {i}"
+                raise InputError(f"payoffs must be finite, {where}")
         object.__setattr__(self, "matrix", array)
         largest = max(abs(float(array.max())), abs(float(array.min())))
         object.__setattr__(self, "scale", largest)
@@ -79,9 +77,7 @@ class Payoff:
         if self.matrix.dtype == np.float64:
             return np.asarray(self.matrix @ adversary)
         height = max(1, (_DENSE >> 2) // self.points)
-        blocks = (
-            self.matrix[start : start + height] for start in range(0, self.classifiers, height)
-        )
+        blocks = np.split(self.matrix, range(height, self.classifiers, height))
         return np.concatenate([block.astype(np.float64) @ adversary for block in blocks])
 
     def margins(self, learner: Floats) -> Floats:
@@ -110,22 +106,18 @@ class SAug:
 
     def __init__(self, y: ArrayLike, classes: int, example: ArrayLike | None = None) -> None:
         if classes < 2:
-            raise InputError(
-                f"a game needs at least 2 classes, got {classes}: with one there is no false label"
-            )
+            raise InputError(f"a game needs at least 2 classes, got {classes}")
         object.__setattr__(self, "classes", int(classes))
         object.__setattr__(self, "y", _integers("y", np.asarray(y)))
         if self.y.ndim != 1 or not len(self.y):
-            raise InputError(
-                f"y must hold one label for each perturbed point, got shape {self.y.shape}"
-            )
+            shape = f"got shape {self.y.shape}"
+            raise InputError(f"y must hold one label for each perturbed point, {shape}")
         self._check_labels(self.y)
         numbers = np.arange(len(self.y)) if example is None else np.asarray(example)
         object.__setattr__(self, "example", _integers("example", numbers))
         if self.example.shape != self.y.shape:
-            raise InputError(
-                f"example must have the shape of y, {self.y.shape}, got {self.example.shape}"
-            )
+            shapes = f"{self.y.shape}, got {self.example.shape}"
+            raise InputError(f"example must have the shape of y, {shapes}")
 
     @property
     def points(self) -> int:
@@ -148,7 +140,7 @@ class SAug:
         """Payoffs of classifiers that answer with a label at each point, ``(…,
         Z)`` → ``(…, |S_aug|)``."""
         h = _integers("labels", np.asarray(labels))
-        self._check_shape(h.shape[-1:], h.shape)
+        self._check_shape(h.shape[-1:])
         self._check_labels(h)
         right = (h == self.y).astype(np.int8)
         payoffs = np.repeat(right, self.classes - 1, axis=-1)
@@ -160,12 +152,9 @@ class SAug:
         """Payoffs of classifiers with a real score for each class, ``(…, Z,
         K)`` → ``(…, |S_aug|)``."""
         g = np.asarray(scores, dtype=np.float64)
-        self._check_shape(g.shape[-2:-1], g.shape)
+        self._check_shape(g.shape[-2:-1])
         if g.shape[-1] != self.classes:
-            raise InputError(
-                f"scores need one for each of {self.classes} classes in the last place, got "
-                f"{g.shape}"
-            )
+            raise InputError(f"each of {self.classes} classes needs a score, got {g.shape[-1]}")
         if not np.isfinite(g).all():
             raise InputError("scores must be finite, got NaN or infinity")
         rows = np.arange(len(self.y))[:, None]
@@ -185,16 +174,15 @@ class SAug:
         np.put_along_axis(rewards, self.y[:, None], weights.sum(axis=1, keepdims=True), axis=1)
         return rewards
 
-    def _check_shape(self, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def _check_shape(self, found: tuple[int, ...]) -> None:
         if found != self.y.shape:
-            raise InputError(
-                f"outputs must cover the {len(self.y)} perturbed points, got shape {shape}"
-            )
+            wanted = f"the {len(self.y)} perturbed points"
+            raise InputError(f"outputs must cover {wanted}, got {found}")
 
     def _check_labels(self, labels: NDArray[np.int64]) -> None:
-        if labels.size and not (labels.min() >= 0 and labels.max() < self.classes):
-            wrong = labels[(labels < 0) | (labels >= self.classes)].flat[0]
-            raise InputError(f"labels must lie in 0 … {self.classes - 1}, got {wrong}")
+        wrong = labels[(labels < 0) | (labels >= self.classes)]
+        if wrong.size:
+            raise InputError(f"labels must lie in 0 … {self.classes - 1}, got {wrong[0]}")
 
 
 def as_payoff(game: Payoff | ArrayLike) -> Payoff:
@@ -205,7 +193,5 @@ def _integers(name: str, array: Matrix) -> NDArray[np.int64]:
     if array.dtype == np.bool_:
         array = array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer) and array.size:
-        raise InputError(
-            f"{name} must be integers, got an array of {array.dtype}: scores go to SAug.scores"
-        )
+        raise InputError(f"{name} must be integers, not {array.dtype}: scores go to SAug.scores")
     return array.astype(np.int64, copy=False)

@@ -61,19 +61,16 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
     # capped, P needs many points
     columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))
     while True:
-        adversary = np.zeros(payoff.points)
-        learner = np.zeros(payoff.classifiers)
-        adversary[columns], learner[rows] = _programme(
-            payoff.matrix[np.ix_(rows, columns)], payoff.scale, cap
-        )
+        adversary, learner = np.zeros(payoff.points), np.zeros(payoff.classifiers)
+        part = payoff.matrix[np.ix_(rows, columns)]
+        adversary[columns], learner[rows] = _programme(part, payoff.scale, cap)
         found = _evaluated(payoff, cap, adversary, learner)
         more_rows = _extended(rows, -payoff.expected(adversary))
         more_columns = _extended(columns, payoff.margins(learner))
         grown = len(more_rows) > len(rows) or len(more_columns) > len(columns)
         if found.upper - found.lower <= TOLERANCE * payoff.scale or not grown:
             return found
-        rows = more_rows
-        columns = more_columns
+        rows, columns = more_rows, more_columns
 
 
 def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats]:
@@ -111,10 +108,7 @@ def _capacity(points: int, nu: float | None) -> float:
     if nu is None:
         return 1.0
     if not 0 < nu <= 1:
-        raise InputError(
-            f"nu must lie in (0, 1], got {nu}: it is the share of points that the soft margin "
-            "averages"
-        )
+        raise InputError(f"nu must lie in (0, 1], got {nu}: the share of points that count")
     return min(1.0, 1 / (nu * points))
 
 

@@ -67,7 +67,8 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     nu : "auto" or float in [0, 1]
         For "lp" and "hedge": the mean margin of this fraction of the points, the worst ones, is
         maximised; 0 is the margin of the single worst point. "auto" chooses by cross-validation
-        on the training set.
+        on the training set (for "lp" with at most 16 thresholds per column); verbose=1 shows how
+        far it is.
     alpha : float
         Strength of the L2 penalty of "smooth".
     max_thresholds : int

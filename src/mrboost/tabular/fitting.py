@@ -19,6 +19,7 @@ from .table import Table
 
 NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 FOLDS = 3
+CHOICE_THRESHOLDS = 16  # per column, of the LPs that choose nu: their cost grows faster than these
 TREE_ITERATIONS = 100  # of "smooth" on trees
 MAX_SCORES = 81_000  # trees times pairs of classes by default: ten classes, 40 trees a pair
 
@@ -155,6 +156,9 @@ def choose_nu(table: Table, options: Options, tick: Callable[[], object]) -> flo
     if smallest < 2:
         return NUS[1]
     folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed)
+    if options.solver == "lp":
+        limit = min(options.max_thresholds, CHOICE_THRESHOLDS)
+        options = replace(options, max_thresholds=limit)
     splits = [(table.part(a), table.part(b)) for a, b in folds.split(table.X, table.y)]
     best, chosen = -1.0, NUS[-1]
     for nu in (0.0, *NUS):
