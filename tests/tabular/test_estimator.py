@@ -16,10 +16,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from mrboost.tabular import MRBoostClassifier, RobustnessWarning, classifier, column_eps
 
 QUICK = [
-    MRBoostClassifier(n_rounds=50),
-    MRBoostClassifier(solver="hedge", n_rounds=30, nu=0.3),
-    MRBoostClassifier(solver="lp", nu=0.3, max_thresholds=12),
-    MRBoostClassifier(base="tree", n_rounds=5),
+    MRBoostClassifier(n_rounds=30),
+    MRBoostClassifier(solver="hedge", n_rounds=20, nu=0.3, max_thresholds=12),
+    MRBoostClassifier(solver="lp", nu=0.3, max_thresholds=6),
+    MRBoostClassifier(base="tree", n_rounds=4, max_thresholds=12),
 ]
 
 

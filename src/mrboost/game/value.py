@@ -93,7 +93,8 @@ def _programme(matrix: Matrix, scale: float, cap: float) -> tuple[Floats, Floats
 
 
 def _evaluated(payoff: Payoff, cap: float, adversary: Floats, learner: Floats) -> Solution:
-    lower = _least_expected(payoff.margins(learner), cap)
+    even = np.full(payoff.points, 1 / payoff.points)
+    lower = soft_minimum(payoff.margins(learner), even, even[0] / cap)
     upper = float(payoff.expected(adversary).max())
     return Solution((lower + upper) / 2, lower, upper, learner, adversary)
 
@@ -112,14 +113,14 @@ def _capacity(points: int, nu: float | None) -> float:
     return min(1.0, 1 / (nu * points))
 
 
-def _least_expected(margins: Floats, cap: float) -> float:
-    """min_P Σ_i P_i margins_i over distributions with P_i <= cap: the adversary fills
-    the worst points first."""
-    if cap >= 1:
-        return float(margins.min())
-    ordered = np.sort(margins)
-    filled = np.minimum(cap * np.arange(1, len(ordered) + 1), 1.0)
-    return float(np.diff(filled, prepend=0.0) @ ordered)
+def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
+    """The mean margin of the worst fraction ``nu`` of the points' weight, which sums to
+    one; the least for nu = 0."""
+    order = np.argsort(margins)
+    if nu <= 0:
+        return float(margins[order[0]])
+    taken = np.minimum(np.cumsum(weight[order]), nu)
+    return float(np.diff(taken, prepend=0.0) @ margins[order] / taken[-1])
 
 
 def _distribution(weights: Floats) -> Floats:

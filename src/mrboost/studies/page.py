@@ -38,7 +38,7 @@ def write_page(request: Request, command: str) -> tuple[Path, Path]:
     Returns:
         The paths of the Markdown and of the HTML page; the plots are beside them.
     """
-    study, scale, out = request.study, request.scale, request.out
+    study, out = request.study, request.out
     runs = [(training, training.trained_run()) for training in request.trainings()]
     trained = [Trained(training, run) for training, run in runs if run is not None]
     values = values_of(request, trained)
@@ -48,16 +48,16 @@ def write_page(request: Request, command: str) -> tuple[Path, Path]:
         claims_table(study.claims, study.figures, ours),
         paired_table(study.claims, trained),
     ]
-    changed = "; not all of it here, see below" if request.options else ""
     figures = _plots(request, trained, ours)
+    doubts = sorted({doubt for one in trained for doubt in one.doubts})
     page = {
         "study": study,
-        "scale": f"{scale.name} ({scale.summary}{changed})",
+        "request": request,
         "caveats": _caveats(request),
         "tables": [table for table in tables if table.rows],
         "plots": figures,
         "lists": {
-            "Reasons to doubt these figures": _doubts(trained),
+            "Reasons to doubt these figures": doubts,
             _NOTES: study.notes,
             "How it was made": [f"`{command}`", *_provenance(request, trained)],
         },
@@ -70,16 +70,6 @@ def write_page(request: Request, command: str) -> tuple[Path, Path]:
     return pages
 
 
-def _doubts(trained: Sequence[Trained]) -> list[str]:
-    found = {
-        f"{one.label}: {doubt['message']}"
-        for one in trained
-        for evaluation in one.run.results.get("evaluations", [])
-        for doubt in evaluation.get("doubts", [])
-    }
-    return sorted(found)
-
-
 def _provenance(request: Request, trained: Sequence[Trained]) -> list[str]:
     """Seeds, versions, hardware and seconds."""
     runs = [one.run for one in trained]
@@ -90,7 +80,7 @@ def _provenance(request: Request, trained: Sequence[Trained]) -> list[str]:
         by_seed[one.seed] = by_seed.get(one.seed, 0) + sum(one.seconds)
     text = render(
         _HERE / "made.txt",
-        finished=sum(one.training.is_done() for one in trained),
+        states=[one.training.state() for one in trained],
         trainings=len(request.trainings()),
         seeds=request.seeds,
         versions=sorted({f"mrboost {v['mrboost']}, torch {v['torch']}" for v in versions}),
@@ -114,7 +104,6 @@ def _caveats(request: Request) -> list[str]:
         data=sorted({(t.data, Path(t.data).name, t.paper_data) for t in trainings}),
         networks=sorted(networks) if networks - {study.model} else (),
         on_test=any(t.options.get("select_on") == "test" for t in trainings),
-        attacks={*request.also, *(attack for row in study.rows for attack in row.attacks)},
     )
     return text.splitlines()
 

@@ -41,20 +41,13 @@ class Stage(NamedTuple):
 
     def outcomes(self, run: Run) -> dict[str, dict[str, Any]]:
         """What the run's results hold of it, by attack; clean accuracy besides."""
-        asked = {
-            "weights": self.weights,
-            "members": self.members,
-            "eps": run.config["eps"],
-            "norm": run.config["norm"],
-        }
+        asked = {key: run.config[key] for key in ("eps", "norm")}
+        asked |= {"weights": self.weights, "members": self.members}
         found: dict[str, dict[str, Any]] = {}
         for evaluation in run.results.get("evaluations", []):
-            whole = evaluation.get("whole", False)
-            same_images = whole
-            if self.n is not None:
-                same_images = evaluation["n"] == self.n or (whole and evaluation["n"] < self.n)
-            same = all(evaluation.get(key) == value for key, value in asked.items())
-            if same and same_images and run.is_of(evaluation):
+            n, whole = evaluation["n"], evaluation.get("whole", False)
+            same_images = whole if self.n is None else n == self.n or (whole and n < self.n)
+            if same_images and asked.items() <= evaluation.items() and run.is_of(evaluation):
                 for outcome in evaluation["outcomes"]:
                     found[outcome["attack"]] = outcome | {"whole": whole}
         return found
@@ -89,21 +82,22 @@ class Request:
         if self.n is not None and self.n < 1:
             raise InputError(f"n must be at least 1, got {self.n}")
         if len(set(self.seeds)) < len(self.seeds):
-            raise InputError(
-                f"seeds must differ, got {' '.join(map(str, self.seeds))}: one twice is no spread"
-            )
+            raise InputError(f"seeds must differ, got {' '.join(map(str, self.seeds))}")
         if "rounds" in self.options and not self.study.staged:
-            raise InputError(
-                f"the rounds of {self.study.name} are part of what it studies: leave --rounds out"
-            )
+            raise InputError(f"{self.study.name} studies its own rounds: leave --rounds out")
+
+    @property
+    def attacks(self) -> set[str]:
+        """All attacks of its rows, and those asked for."""
+        return {*self.also, *(attack for row in self.study.rows for attack in row.attacks)}
 
     def images(self, attack: str) -> int | None:
         """How many test images this attack sees; None is all."""
         if attack != STRONG:
             return self.scale.n if self.n is None else self.n
         # AutoAttack is slow: never more than the scale's
-        limits = [limit for limit in (self.n, self.scale.strong_n) if limit is not None]
-        return min(limits, default=None)
+        limits = {self.n, self.scale.strong_n} - {None}
+        return min(limits, default=None)  # type: ignore[type-var]
 
     def trainings(self) -> list[Training]:
         """One for each data, row and seed."""
@@ -111,10 +105,8 @@ class Request:
         names = self.data or ((self.scale.data,) if self.scale.data else study.data)
         paper_data = {name: name if name in study.data else "cifar10" for name in names}
         if len(set(paper_data.values())) < len(names):
-            raise InputError(
-                f"several of --data {' '.join(names)} would stand for the same data of the "
-                "paper: give one"
-            )
+            several = " ".join(names)
+            raise InputError(f"--data {several} stand for the same data of the paper: give one")
         found = [
             self._training(row, name, paper_data[name], seed)
             for name in names
@@ -123,22 +115,16 @@ class Request:
         ]
         later = [name for name in self.options if name.startswith("later_")]
         if later and all(training.options["rounds"] == 1 for training in found):
-            raise InputError(
-                f"{later[0]} is of the rounds after the first, and those here have one: leave "
-                "it out"
-            )
+            words = "is of the rounds after the first, which these lack"
+            raise InputError(f"{later[0]} {words}: leave it out")
         return found
 
     def _training(self, row: Row, data: str, paper_data: str, seed: int) -> Training:
         scale, study = self.scale, self.study
         recipe = recipes.get(row.recipe)
         model = row.model or study.model
-        options: dict[str, Any] = {
-            "model": scale.models.get(model, model),
-            **scale.options,
-            **study.options,
-            **self.options,
-        }
+        options: dict[str, Any] = {"model": scale.models.get(model, model)}
+        options |= {**scale.options, **study.options, **self.options}
         steps = options.get("steps", scale.steps)
         if steps is not None:
             recipe = replace(recipe, steps=steps)
@@ -153,9 +139,8 @@ class Request:
             options.pop("past", None)
         options["seed"] = seed
         epochs = "-".join(str(options[k]) for k in ("epochs", "later_epochs") if k in options)
-        folder = (
-            f"{slug(data)}-{options['model']}-{row.recipe}-{options['rounds']}x{epochs}-seed{seed}"
-        )
+        effort = f"{options['rounds']}x{epochs}"
+        folder = f"{slug(data)}-{options['model']}-{row.recipe}-{effort}-seed{seed}"
         return Training(self, row, recipe, data, paper_data, options, self.out / "runs" / folder)
 
 
@@ -179,18 +164,13 @@ class Training:
         if not (self.folder / "config.json").exists():
             return None
         run = Run.open(self.folder)
-        asked = configure(
-            self.recipe,
-            self._data_as_in(run),
-            defaults(self.data, run.config["input"]["shape"][1]),
-            run.config["train_images"],
-            self.options,
-        ).describe()
-        if changed := differences(run.config, asked, ignore=WITHOUT_IMAGES):
+        usual = defaults(self.data, run.config["input"]["shape"][1])
+        images = run.config["train_images"]
+        asked = configure(self.recipe, self._data_as_in(run), usual, images, self.options)
+        if changed := differences(run.config, asked.describe(), ignore=WITHOUT_IMAGES):
             raise InputError(
-                f"the run in {str(self.folder)!r} has another configuration "
-                f"({'; '.join(changed)}): give the options that it was made with, or choose "
-                "another --out"
+                f"{str(self.folder)!r} has another configuration ({'; '.join(changed)}): give the "
+                "options that it was made with, or choose another --out"
             )
         return run
 
@@ -200,10 +180,10 @@ class Training:
         Paths may differ between machines: the images decide, if they are here.
         """
         asked, made = whole_name(self.data), str(run.config["data"])
-        if asked.startswith(FOLDER) and made.startswith(FOLDER) and asked != made:
-            is_same = _fingerprint(asked) in (None, run.config["input"]["fingerprint"])
-            return made if is_same else asked
-        return asked
+        if not (asked.startswith(FOLDER) and made.startswith(FOLDER)):
+            return asked
+        known = (None, run.config["input"]["fingerprint"])
+        return made if asked == made or _fingerprint(asked) in known else asked
 
     def trained_run(self) -> Run | None:
         """The run, if its training is finished."""
@@ -212,10 +192,12 @@ class Training:
             return run
         return None
 
-    def is_done(self) -> bool:
-        """Whether nothing is left to train or to evaluate."""
+    def state(self) -> str:
+        """What is left to do."""
         run = self.trained_run()
-        return run is not None and not self.pending(run)
+        if run is None:
+            return "to be trained"
+        return "trained" if self.pending(run) else "finished"
 
     def command(self) -> str:
         """The command of this training; a first round may come from another row's run."""
@@ -270,7 +252,7 @@ def choose(
 ) -> list[Training]:
     """Those of the rows ``only``, by label or recipe, and of these every n-th from the i-th for
     part (i, n)."""
-    chosen = list(trainings)
+    first, step = part or (1, 1)
     if only:
         rows = [training.row for training in trainings]
         labels = {name.lower(): row.label for row in rows for name in (row.recipe, row.label)}
@@ -278,21 +260,15 @@ def choose(
             if name.lower() not in labels:
                 raise unknown_name("row", name, set(labels.values()), hint="or a row's recipe")
         wanted = {labels[name.lower()] for name in only}
-        chosen = [training for training in trainings if training.row.label in wanted]
-    if part is not None:
-        first, step = part
-        chosen = chosen[first - 1 :: step]
-    return chosen
+        trainings = [training for training in trainings if training.row.label in wanted]
+    return list(trainings)[first - 1 :: step]
 
 
 def describe_plan(trainings: Sequence[Training]) -> str:
     """What each training is, and what is left of it to do."""
-    lines = [f"trainings: {len(trainings)}, finished: {sum(t.is_done() for t in trainings)}"]
-    for training in trainings:
-        run = training.trained_run()
-        state = "to be trained"
-        if run is not None:
-            state = "trained" if training.pending(run) else "finished"
+    states = [training.state() for training in trainings]
+    lines = [f"trainings: {len(trainings)}, finished: {states.count('finished')}"]
+    for training, state in zip(trainings, states, strict=True):
         lines += ["", f"{training}: {state}", f"  {training.command()}"]
         for weights, members, n, attacks in training.stages():
             images = "all" if n is None else f"{n:,}"

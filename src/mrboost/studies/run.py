@@ -26,7 +26,7 @@ from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of
 from mrboost.runs.identity import first_round
 from mrboost.training.boost import boost
 
-from .plan import MIXTURE_STEPS, Stage, Training
+from .plan import MIXTURE_STEPS, Training
 
 
 def carry_out(
@@ -45,14 +45,11 @@ def carry_out(
         progress: whether to say on standard error how far it is.
     """
     if under_torchrun():
-        raise InputError(
-            "a study is split over machines with --part 1/4 and so on, not with torchrun"
-        )
-    waiting = [training for training in trainings if not training.is_done()]
+        raise InputError("split a study with --part 1/4 and so on, not with torchrun")
+    waiting = [training for training in trainings if training.state() != "finished"]
     # Missing data and options that a row cannot take are found before any training
-    data = {
-        name: datasets.load(name, data_dir, verify=verify) for name in {t.data for t in waiting}
-    }
+    names = {training.data for training in waiting}
+    data = {name: datasets.load(name, data_dir, verify=verify) for name in names}
     for training in waiting:
         resolve(training.recipe, data[training.data], **training.options)
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "progress": progress}
@@ -66,43 +63,28 @@ def carry_out(
 def _carry_out(training: Training, dataset: Dataset, where: dict[str, Any]) -> None:
     """One training, and its evaluations."""
     if training.trained_run() is None:
-        boost(
-            training.recipe,
-            dataset,
-            out=training.folder,
-            resume=True,
-            first=find_first_round(training, dataset),
-            **where,
-            **training.options,
-        )
+        first = find_first_round(training, dataset)
+        options = {**where, **training.options}
+        boost(training.recipe, dataset, out=training.folder, resume=True, first=first, **options)
     run = Run.open(training.folder)
-    hardware = _device_name(where["device"])
+    device, progress = where["device"], where["progress"]
+    here = {_device_name(device)}
     run.save_results(
-        lambda results: results | {"hardware": sorted({*results.get("hardware", []), hardware})}
+        lambda results: results | {"hardware": sorted(here.union(results.get("hardware", [])))}
     )
     for stage in training.pending(run):
-        _evaluate(training, run, stage, dataset, where)
-
-
-def _evaluate(
-    training: Training, run: Run, stage: Stage, dataset: Dataset, where: dict[str, Any]
-) -> None:
-    saved = place_of(run, *stage)
-    is_last = stage.members == training.options["rounds"]
-    evaluate_run(
-        run,
-        partial(attacks_of, run, stage.attacks.values()),
-        Request(stage.weights, stage.members, stage.n and min(stage.n, len(dataset.test))),
-        EvaluationOptions(
-            keep=saved,
-            resume=True,
-            check=training.request.scale.check and is_last,
-            progress=where["progress"],
-        ),
-        dataset=dataset,
-        device=where["device"],
-    )
-    clear(saved)
+        saved = place_of(run, *stage)
+        n = stage.n and min(stage.n, len(dataset.test))
+        check = training.request.scale.check and stage.members == training.options["rounds"]
+        evaluate_run(
+            run,
+            partial(attacks_of, run, stage.attacks.values()),
+            Request(stage.weights, stage.members, n),
+            EvaluationOptions(keep=saved, resume=True, check=check, progress=progress),
+            dataset=dataset,
+            device=device,
+        )
+        clear(saved)
 
 
 def find_first_round(training: Training, dataset: Dataset) -> Path | None:
@@ -124,12 +106,11 @@ def attacks_of(run: Run, names: Iterable[str], model: Ensemble | Mixture) -> dic
     """The attacks by their names in the results. PGD has the data's usual step: in the paper 1/255
     on SVHN, 2/255 elsewhere."""
     eps, norm, step = run.config["eps"], run.config["norm"], run.config["judge_step"]
-    on_mixtures: dict[str, Attack] = {}
+    known: dict[str, Attack] = {}
     if isinstance(model, Mixture):
-        pgd = PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step)
-        for name, attack in attacks_on(model, pgd).items():
-            on_mixtures[f"{name}, pgd-{MIXTURE_STEPS}"] = attack
-    return {name: on_mixtures.get(name) or named(name, eps, norm, step) for name in names}
+        found = attacks_on(model, PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step))
+        known = {f"{name}, pgd-{MIXTURE_STEPS}": attack for name, attack in found.items()}
+    return {name: known.get(name) or named(name, eps, norm, step) for name in names}
 
 
 def _device_name(device: str) -> str:

@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from mrboost.evaluation.statistics import signed_difference
 from mrboost.runs import Run
 
 from .catalogue import Claim, Figures
 from .plan import STRONG, Request, Training
 
+_CLAIMS = (
+    "What the text says of these numbers: comparisons in which it holds, and the least surplus."
+)
+_PAIRED = (
+    "Differences on the same test images, in points. In brackets the sign test's p (McNemar's, "
+    "with one seed): how likely so uneven a split of the images on which two rows differ would "
+    "be by chance. It knows nothing of how much another training would differ."
+)
 Values = Mapping[str, Mapping[str, Sequence[float]]]
 """Row, then column, to a number for each seed."""
 
@@ -53,6 +63,12 @@ class Trained:
         """Of each epoch, with its validation."""
         return [row["seconds"] for row in self.run.metrics()]
 
+    @property
+    def doubts(self) -> list[str]:
+        evaluations = self.run.results.get("evaluations", [])
+        found = [doubt for evaluation in evaluations for doubt in evaluation.get("doubts", [])]
+        return [f"{self.label}: {doubt['message']}" for doubt in found]
+
     def values(self) -> dict[str, float]:
         """By the paper's columns: accuracies in per cent, the median seconds of an epoch."""
         found = {column: 100 * outcome["accuracy"] for column, outcome in self.outcomes.items()}
@@ -63,6 +79,7 @@ class Trained:
 
 
 def values_of(request: Request, trained: Sequence[Trained]) -> Values:
+    """What was measured, of each row."""
     values: dict[str, dict[str, list[float]]] = {row.label: {} for row in request.study.rows}
     for one in trained:
         for column, value in one.values().items():
@@ -80,19 +97,19 @@ def means(values: Values) -> Figures:
 def main_table(request: Request, trained: Sequence[Trained], values: Values) -> Table:
     """Three lines for each row: ours, the paper's, the difference."""
     columns = _columns(request, values)
+    form = ".0f" if request.study.seconds else ".2f"
     rows = []
     for row in request.study.rows:
-        ours, theirs = values[row.label], row.figures
-        lines: dict[str, list[str]] = {"ours": [], "paper": [], "difference": []}
-        for column in columns:
-            mine = ours.get(column, ())
-            paper = theirs.get(column, math.nan)
-            difference = statistics.mean(mine) - paper if mine else math.nan
-            lines["ours"].append(_mean_and_deviation(mine))
-            lines["paper"].append(_text(paper, ".0f" if request.study.seconds else ".2f"))
-            lines["difference"].append(_text(difference, "+.2f"))
-        for name, cells in lines.items():
-            rows.append([row.label if name == "ours" else "", name, *cells])
+        ours = [values[row.label].get(column, ()) for column in columns]
+        paper = [row.figures.get(column, math.nan) for column in columns]
+        differences = [
+            statistics.mean(a or [math.nan]) - b for a, b in zip(ours, paper, strict=True)
+        ]
+        rows += [
+            [row.label, "ours", *map(_mean_and_deviation, ours)],
+            ["", "paper", *(_text(value, form) for value in paper)],
+            ["", "difference", *(_text(value, "+.2f") for value in differences)],
+        ]
     return Table(_unit(request, trained), ["method", "", *column_labels(columns)], rows)
 
 
@@ -105,38 +122,29 @@ def _columns(request: Request, values: Values) -> list[str]:
     trainings = request.trainings()
     data = {training.paper_data for training in trainings}
     rounds = max(training.options["rounds"] for training in trainings)
-    columns = []
-    for column in request.study.columns:
-        of_data, _, members, _ = column.split("/")
-        if of_data in data and int(members) <= rounds:
-            columns.append(column)
-    more = {column for found in values.values() for column in found} - set(columns)
 
-    def order(column: str) -> tuple[str, str, int, str]:
+    def parts(column: str) -> tuple[str, str, int, str]:
         of_data, weights, members, measure = column.split("/")
         return of_data, weights, int(members), measure
 
-    return columns + sorted(more, key=order)
+    asked = [(column, parts(column)) for column in request.study.columns]
+    columns = [column for column, part in asked if part[0] in data and part[2] <= rounds]
+    more = {column for found in values.values() for column in found}.difference(columns)
+    return columns + sorted(more, key=parts)
 
 
 def column_labels(columns: Sequence[str]) -> list[str]:
     """The parts of the columns' names in which they differ, and always the measure."""
     split = [column.split("/") for column in columns]
-    labels = []
-    for parts in split:
-        shown = [
-            f"members {part}" if i == 2 else part
-            for i, part in enumerate(parts)
-            if i == 3 or len({other[i] for other in split}) > 1
-        ]
-        labels.append(", ".join(shown))
-    return labels
+    shown = [i for i in range(4) if i == 3 or len({parts[i] for parts in split}) > 1]
+    named = [[data, weights, f"members {n}", measure] for data, weights, n, measure in split]
+    return [", ".join(parts[i] for i in shown) for parts in named]
 
 
 def _unit(request: Request, trained: Sequence[Trained]) -> str:
     """What the figures are, and on how many test images."""
     images = _images(request, trained)
-    if STRONG in {*request.also, *(name for row in request.study.rows for name in row.attacks)}:
+    if STRONG in request.attacks:
         images += f", {_images(request, trained, STRONG)}"
     unit = f"Accuracy, %, on {images}"
     if request.study.seconds:
@@ -170,11 +178,8 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
 
 def claims_table(claims: Sequence[Claim], paper: Figures, ours: Figures) -> Table:
     """What the paper's text says of its numbers, on them and on ours."""
-    title = (
-        "What the text says of these numbers: comparisons in which it holds, and the least surplus."
-    )
     rows = [[claim.says, _surplus(claim, paper), _surplus(claim, ours)] for claim in claims]
-    return Table(title, ["the paper says", "holds on its numbers", "holds on ours"], rows)
+    return Table(_CLAIMS, ["the paper says", "holds on its numbers", "holds on ours"], rows)
 
 
 def _surplus(claim: Claim, figures: Figures) -> str:
@@ -210,12 +215,7 @@ def paired_table(claims: Sequence[Claim], trained: Sequence[Trained]) -> Table:
         [f"{more} − {less}", *(found.get(column, "–") for column in columns)]
         for (more, less), found in cells.items()
     ]
-    title = (
-        "Differences on the same test images, in points. In brackets the sign test's p (McNemar's, "
-        "with one seed): how likely so uneven a split of the images on which two rows differ would "
-        "be by chance. It knows nothing of how much another training would differ."
-    )
-    return Table(title, ["", *column_labels(columns)], rows)
+    return Table(_PAIRED, ["", *column_labels(columns)], rows)
 
 
 def _paired_difference(
@@ -228,8 +228,5 @@ def _paired_difference(
         second: the same of the other row.
     """
     seeds = [seed for seed in first if len(first[seed]) == len(second.get(seed, ()))]
-    ours, theirs = (
-        [statistics.fmean(image) for image in zip(*(points[s] for s in seeds), strict=True)]
-        for points in (first, second)
-    )
-    return signed_difference(ours, theirs) if ours else ""
+    ours, theirs = (np.array([points[s] for s in seeds]) for points in (first, second))
+    return signed_difference(ours.mean(axis=0), theirs.mean(axis=0)) if ours.size else ""

@@ -166,6 +166,20 @@ class RangeSums:
         return blocks[0]
 
 
+def per_column(name: str, value: npt.ArrayLike, columns: int) -> Floats:
+    """One number for each column, from a number or one for each; others are refused."""
+    try:
+        found = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} is {value!r}: use a number, or one per column") from None
+    if not (np.isfinite(found) & (found >= 0)).all():
+        raise InputError(f"{name} is {value!r}: use finite numbers >= 0")
+    if found.shape not in ((), (columns,)):
+        width = f"X has {columns} features"
+        raise InputError(f"{name} has shape {found.shape}, {width}: use a number, or one for each")
+    return np.broadcast_to(found, (columns,)).astype(np.float64)
+
+
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:
     """Radii that are a fraction of each column's range, maximum - minimum: what a single eps is
     after min-max scaling.
@@ -177,7 +191,5 @@ def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:
     Returns:
         An array (n_features,) to give as ``eps``.
     """
-    share = np.asarray(fraction, dtype=np.float64)
-    if not (np.isfinite(share).all() and (share >= 0).all()):
-        raise InputError(f"fraction is {fraction!r}: use numbers >= 0, 0.05 for 5 % of each range")
-    return np.asarray(np.ptp(check_array(X, dtype=np.float64), axis=0) * share)
+    span = np.ptp(check_array(X, dtype=np.float64), axis=0)
+    return np.asarray(span * per_column("fraction", fraction, len(span)))

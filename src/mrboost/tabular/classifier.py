@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from mrboost.errors import InputError
 
-from .cells import Floats, Ints
+from .cells import Floats, Ints, per_column
 from .certificate import Certificate, certify, predicted
 from .fitting import Fitted, Options, default_rounds, fit_table
 from .matching import attainable_accuracy
@@ -251,22 +251,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             columns = list(getattr(self, "feature_names_in_", []))
             if set(columns) != set(eps.keys()):
                 named = list(eps.keys())[:5]
-                raise InputError(
-                    f"eps names columns {named}, X has {columns[:5]}: name all of them"
-                )
+                raise InputError(f"eps is for {named}, X has {columns[:5]}: name all of them")
             eps = [eps[column] for column in columns]
-        try:
-            if isinstance(eps, str | bool):
-                raise TypeError
-            found = np.asarray(eps, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"eps is {eps!r}: use a number, or one per column") from None
-        if not (np.isfinite(found).all() and (found >= 0).all()):
-            raise InputError(f"eps is {eps!r}: use finite numbers >= 0 (0: a column cannot change)")
-        if found.shape not in ((), (self.n_features_in_,)):
-            width = f"X has {self.n_features_in_} features"
-            raise InputError(f"eps has shape {found.shape}, {width}: use a number, or one each")
-        return np.broadcast_to(found, (self.n_features_in_,)).astype(np.float64)
+        return per_column("eps", eps, self.n_features_in_)
 
     def _table(self, X: Any, y: Any = "no_validation", reset: bool = False) -> Any:
         remedy = "encode it, e.g. by OneHotEncoder (with eps=0 if nobody can change it)"
@@ -276,12 +263,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"column {str(name)!r} is categorical: {remedy}")
         try:
             return validate_data(self, X, y, dtype=np.float64, reset=reset)
-        except (
-            ValueError,
-            TypeError,
-        ) as error:  # numpy's DTypePromotionError: dates beside numbers
-            if "convert string" in str(error) or "DType" in type(error).__name__:
-                raise InputError(f"X holds text or dates ({error}): {remedy}") from None
+        except ValueError as error:
+            if "could not convert string" in str(error):
+                raise InputError(f"X holds text ({error}): {remedy}") from None
             raise
 
     # Outputs

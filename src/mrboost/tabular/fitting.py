@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sklearn.model_selection import StratifiedKFold
 
+from mrboost.game.value import soft_minimum
+
 from . import hedge, lp, smooth
 from .cells import Cells, Floats
 from .certificate import predicted
@@ -122,7 +124,7 @@ def _solve(
     pairs = table.pairs
     values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
     margins = smooth.robust_margins(smooth.class_views(cover, table.y), pairs, values, bias)
-    lower = hedge.soft_minimum(margins, table.weight, options.nu)
+    lower = soft_minimum(margins, table.weight, options.nu)
     upper = hedge.best_response(cover, mass)[0] if isinstance(cover, StumpCover) else lower
     return values, bias, (lower, max(upper, lower)), played
 

@@ -19,6 +19,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import softmax
+
+from mrboost.game.value import soft_minimum
 
 from .cells import Floats, RangeSums
 from .cover import StumpCover
@@ -50,20 +53,10 @@ def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:
     return float(payoff[t]), Stump(int(column[t]), int(inner[t]) - 1, left, right)
 
 
-def soft_minimum(margins: Floats, weight: Floats, nu: float) -> float:
-    """The mean margin of the worst fraction ``nu`` of the points' weight; the least for nu = 0."""
-    order = np.argsort(margins)
-    if nu <= 0:
-        return float(margins[order[0]])
-    taken = np.minimum(np.cumsum(weight[order]), nu)
-    return float(np.diff(taken, prepend=0.0) @ margins[order] / taken[-1])
-
-
 def capped(log_weight: Floats, cap: Floats) -> Floats:
     """Probabilities proportional to exp(log_weight) but at most ``cap``: the nearest ones
     in relative entropy."""
-    share = np.exp(log_weight - log_weight.max())
-    share /= share.sum()
+    share = softmax(log_weight)
     full = np.zeros(len(share), dtype=bool)
     while True:
         free = max(1.0 - cap[full].sum(), 0.0)

@@ -19,9 +19,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from scipy.spatial import cKDTree
 from sklearn.utils.validation import check_X_y
 
-from mrboost.errors import InputError
-
-from .cells import Floats
+from .cells import Floats, per_column
 
 
 def conflicts(X: Floats, y: npt.NDArray[np.generic], eps: Floats) -> sparse.csr_array:
@@ -50,10 +48,7 @@ def attainable_accuracy(X: npt.ArrayLike, y: npt.ArrayLike, eps: npt.ArrayLike) 
         eps: the radius of the balls; a number, or one per column.
     """
     table, labels = check_X_y(X, y, dtype=np.float64)
-    radius = np.asarray(eps, dtype=np.float64)
-    if radius.shape not in ((), table.shape[1:]) or not ((radius >= 0) & np.isfinite(radius)).all():
-        raise InputError(f"eps is {eps!r}: use a number >= 0, or one for each column")
-    graph = conflicts(table, labels, np.broadcast_to(radius, table.shape[1:]))
+    graph = conflicts(table, labels, per_column("eps", eps, table.shape[1]))
     classes = np.unique(labels)
     if len(classes) == 2:
         graph = graph[labels == classes[0]][:, labels == classes[1]]
