@@ -53,7 +53,7 @@ def test_it_is_algorithm_one(eta: float) -> None:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(matrices, st.sampled_from(["practical", "theorem", "anytime", 0.7]))
 def test_the_interval_contains_the_value_at_every_round(
     matrix: np.ndarray, eta: float | str
@@ -286,14 +286,11 @@ def test_a_learner_gives_the_run_of_its_matrix_and_an_inexact_one_no_upper_bound
     [
         (lambda: game.mrboost(SWITCH, 0), "rounds must be a whole number of at least 1, got 0"),
         (lambda: game.mrboost(SWITCH, 5, eta=0.0), "eta must be positive and finite, got 0.0"),
-        (lambda: game.mrboost(SWITCH, 5, eta=-1), "eta must be positive"),
         (lambda: game.mrboost(SWITCH, 5, eta=math.nan), "eta must be positive"),
         (lambda: game.mrboost(SWITCH, 5, eta="practicle"), "did you mean practical"),
-        (lambda: game.mrboost([[math.nan]], 5), "payoffs must be finite"),
         (lambda: game.mrboost(SWITCH, 5).mixture(6), "1 … 5 rounds, got 6"),
         (lambda: game.Learner(lambda p: p, 0), "points >= 1"),
         (lambda: game.mrboost(game.Learner(lambda p: p[:1], 2), 5), "each of 2 points"),
-        (lambda: game.mrboost(game.Learner(lambda p: 3 * np.ones(2), 2), 5), "within ±1, got 3"),
         (lambda: game.mrboost(game.Learner(lambda p: np.nan * p, 2), 5), "within ±1, got nan"),
     ],
 )

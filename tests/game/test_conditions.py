@@ -30,7 +30,7 @@ def games(draw: st.DrawFn) -> tuple[game.SAug, np.ndarray]:
     return game.SAug(y, classes, np.repeat(np.arange(examples), perturbations)), labels
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(games())
 def test_worst_perturbation_is_robboosts_pair_of_indicators(
     case: tuple[game.SAug, np.ndarray],
@@ -50,7 +50,7 @@ def test_worst_perturbation_is_robboosts_pair_of_indicators(
     np.testing.assert_array_equal(found.matrix, np.transpose(expected))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(games())
 def test_theirs_implies_ours_and_ours_decides_adversarial_accuracy(
     case: tuple[game.SAug, np.ndarray],

@@ -80,7 +80,7 @@ def test_double_oracle_solves_a_matrix_through_its_best_responses() -> None:
     matrix = RNG.normal(size=(70, 90))
     whole = game.solve(matrix)
     # Cut short at any round, the strategies prove what it claims
-    for rounds in (*range(1, 40), 1000):
+    for rounds in (1, 2, 5, 20, 1000):
         found = double_oracle(
             lambda points, p: int((matrix[:, points] @ p).argmax()),
             lambda rows, q: int((q @ matrix[rows]).argmin()),

@@ -28,7 +28,7 @@ def test_small_games_have_known_values() -> None:
     assert game.solve([[0.0, 0.0]]).value == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(matrices, st.randoms(use_true_random=False))
 def test_strategies_prove_the_value_and_order_does_not_matter(
     matrix: np.ndarray, random: object
