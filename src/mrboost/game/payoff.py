@@ -43,10 +43,8 @@ class Payoff:
     def __init__(self, matrix: ArrayLike) -> None:
         array = np.asarray(matrix)
         if array.ndim != 2 or array.size == 0:
-            needed = (
-                "rows are classifiers, columns are points, at least one classifier and one point"
-            )
-            raise InputError(f"a game of shape {array.shape} is no matrix: {needed}")
+            given = f"got shape {array.shape} (rows are classifiers)"
+            raise InputError(f"a game needs at least one classifier and one point, {given}")
         if array.dtype.kind not in "biuf":
             raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}")
         if array.dtype != np.int8 or array.size <= _DENSE:

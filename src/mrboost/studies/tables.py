@@ -102,9 +102,8 @@ def main_table(request: Request, trained: Sequence[Trained], values: Values) -> 
     for row in request.study.rows:
         ours = [values[row.label].get(column, ()) for column in columns]
         paper = [row.figures.get(column, math.nan) for column in columns]
-        differences = [
-            statistics.mean(a or [math.nan]) - b for a, b in zip(ours, paper, strict=True)
-        ]
+        mine = [statistics.mean(numbers or [math.nan]) for numbers in ours]
+        differences = [a - b for a, b in zip(mine, paper, strict=True)]
         rows += [
             [row.label, "ours", *map(_mean_and_deviation, ours)],
             ["", "paper", *(_text(value, form) for value in paper)],

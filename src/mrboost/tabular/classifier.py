@@ -181,12 +181,10 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             yield self._decision(model, X)
 
     def staged_predict(self, X: Any) -> Iterator[npt.NDArray[Any]]:
-        for decision in self.staged_decision_function(X):
-            yield self._labels(decision)
+        return map(self._labels, self.staged_decision_function(X))
 
     def staged_predict_proba(self, X: Any) -> Iterator[Floats]:
-        for decision in self.staged_decision_function(X):
-            yield _probabilities(decision)
+        return map(_probabilities, self.staged_decision_function(X))
 
     def certify(self, X: Any, y: Any, eps: float | npt.ArrayLike | None = None) -> Certificate:
         """What is proved about each point: margin, radius, and a witness where it is not robust.

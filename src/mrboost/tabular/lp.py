@@ -113,8 +113,10 @@ def solve(cover: Cover, table: Table, nu: float) -> tuple[Floats, Floats, Floats
     lp.equal.add(lp.total, constant, 1.0)
     if isinstance(cover, StumpCover):
         _stump_votes(lp, cover.cells, votes)
-    elif isinstance(cover, TreeCover):
-        _tree_votes(lp, cover.leaves, votes)
+    elif isinstance(cover, TreeCover):  # every leaf of a tree votes with the tree's weight
+        of_tree = lp.variables(len(cover.leaves))
+        lp.equal.add(lp.total, of_tree, 1.0)
+        lp.equal.new(cover.count, (votes, 1.0), (np.repeat(of_tree, cover.leaves), -1.0))
     slack = lp.variables(len(y) if nu > 0 else 0)
     rho = lp.variables(1)
     inside, owned = [], []
@@ -154,13 +156,6 @@ def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[In
         position, cell = cover.members(groups)
         lp.at_most(least[position], lead[cell])
     return rows, least[place.reshape(len(points), -1)]
-
-
-def _tree_votes(lp: Programme, leaves: Ints, votes: Ints) -> None:
-    """Every leaf of a tree votes with the tree's weight."""
-    mass = lp.variables(len(leaves))
-    lp.equal.add(lp.total, mass, 1.0)
-    lp.equal.new(len(votes), (votes, 1.0), (np.repeat(mass, leaves), -1.0))
 
 
 def _range_minima(lp: Programme, low: Ints, high: Ints, lead: Ints, least: Ints) -> None:
