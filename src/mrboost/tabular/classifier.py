@@ -214,6 +214,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _certified(
         self, X: Any, y: Any, eps: float | npt.ArrayLike | None, **parts: bool
     ) -> Certificate:
+        """The certificate; ``radius=False`` and ``witness=False`` leave these out."""
         check_is_fitted(self)
         X, y = self._table(X, y)
         unknown = np.setdiff1d(y, self.classes_)
