@@ -138,23 +138,14 @@ def mrboost(
     rates = _rates(eta, rounds, game)
     gains = np.zeros(game.points)  # Σ_j payoff(h_j, ·), so −gains are the losses in the exponent
     average = np.zeros(game.points)  # Σ_j P_j
-    earned: Floats = np.zeros(1)  # by each classifier against Σ_j P_j
+    earned = np.zeros(0 if isinstance(game, Learner) else game.classifiers)  # against Σ_j P_j
     choices, margins, responses, bounds = [], [], [], []
     lower, upper = -math.inf, math.inf
     disable = None if progress else True
     for t, rate in enumerate(tqdm(rates, "MRBoost", unit="round", disable=disable, leave=False)):
         weights = exponential_weights(gains, rate)
         average += weights
-        if isinstance(game, Learner):
-            choice, row = t, game(weights)
-            response = float(weights @ row)
-            bound = response if game.exact else math.inf
-        else:
-            payoffs = game.expected(weights)
-            earned = earned + payoffs
-            choice = int(payoffs.argmax())
-            row, response = game.row(choice), float(payoffs[choice])
-            bound = min(response, float(earned.max()) / (t + 1))
+        choice, row, response, bound = _best_response(game, weights, earned, t)
         gains += row
         choices.append(choice)
         responses.append(response)
@@ -176,6 +167,22 @@ def mrboost(
         adversary=average / played,
         margins=gains / played,
     )
+
+
+def _best_response(
+    game: Payoff | Learner, weights: Floats, earned: Floats, t: int
+) -> tuple[int, Floats, float, float]:
+    """h_t, its payoffs, what it earns against P_t, and an upper bound of the value, for t = 0, 1,
+    …; ``earned`` is brought up to date."""
+    if isinstance(game, Learner):
+        row = game(weights)
+        response = float(weights @ row)
+        return t, row, response, response if game.exact else math.inf
+    payoffs = game.expected(weights)
+    earned += payoffs
+    choice = int(payoffs.argmax())
+    response = float(payoffs[choice])
+    return choice, game.row(choice), response, min(response, float(earned.max()) / (t + 1))
 
 
 def exponential_weights(gains: Floats, eta: float) -> Floats:
