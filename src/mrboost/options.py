@@ -79,14 +79,12 @@ class Option:
         saved_as: where ``config.json`` holds it, if not under its name: ``recipe.sampler.eta`` is
             the field ``eta`` of the recipe's sampler.
         default: what holds where neither the data nor the recipe say otherwise.
-        zero_is_off: 0 takes the part out of the recipe that the option belongs to.
     """
 
     name: str
     help: str
     saved_as: str = ""
     default: Any = None
-    zero_is_off: bool = False
 
     @property
     def type(self) -> Callable[[str], Any]:
@@ -115,12 +113,20 @@ class Option:
         return tuple((self.saved_as or self.name).split("."))
 
     @property
+    def zero_is_off(self) -> bool:
+        """Whether 0 takes the part out of the recipe that the option belongs to."""
+        return self.name in ("ema", "awp", "smoothing", "cutmix")
+
+    @property
     def changes_recipe(self) -> bool:
         """Whether it changes a part of the recipe, rather than the run around it."""
         return self.path[0] == "recipe"
 
 
 _MODELS = "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME"
+_STARTS = "of the training attack: uniform, half, gaussian or clean"
+_AGGRESSIVE = "attack the learner with the past members (default) or these alone"
+_SELECT_ON = "choose the best epoch on validation (default) or, as the paper, on test"
 OPTIONS: tuple[Option, ...] = (
     Option("model", f"{_MODELS} (default: the data's)"),
     Option("rounds", "boosting rounds (default: the recipe's)"),
@@ -134,62 +140,22 @@ OPTIONS: tuple[Option, ...] = (
     Option("lr", "peak learning rate (default: the recipe's, 0.1)"),
     Option("later_lr", "learning rate of the rounds after the first (default: equal)"),
     Option("schedule", "piecewise or one-cycle (default: the recipe's)", "recipe.schedule"),
-    Option(
-        "ema",
-        "keep an average of the weights with this decay, 0.999 say; 0: no",
-        "recipe.ema",
-        zero_is_off=True,
-    ),
+    Option("ema", "keep an average of the weights with this decay (0.999; 0: no)", "recipe.ema"),
     Option("clip", "bound the gradient's norm (default: no)", "recipe.clip"),
-    Option(
-        "awp",
-        "move the weights adversarially by this share, 0.01 say; 0: no",
-        "recipe.awp.gamma",
-        zero_is_off=True,
-    ),
-    Option(
-        "smoothing",
-        "smooth the labels by this share, 0.1 say; 0: no",
-        "recipe.objective.loss.share",
-        zero_is_off=True,
-    ),
-    Option(
-        "cutmix",
-        "mix this share of the images, 0.5 say; 0: no",
-        "recipe.cutmix.probability",
-        zero_is_off=True,
-    ),
+    Option("awp", "perturb the weights by this share (0.01, say; 0: no)", "recipe.awp.gamma"),
+    Option("smoothing", "of the labels (0.1, say; 0: no)", "recipe.objective.loss.share"),
+    Option("cutmix", "share of images mixed (0.5, say; 0: no)", "recipe.cutmix.probability"),
     Option("padding", "pixels that crops may be off (default: the data's)", "augment.padding"),
     Option("flip", "mirror images at random (default: the data's)", "augment.flip"),
-    Option(
-        "start",
-        "of the training attack: uniform, half, gaussian, clean (default: the recipe's)",
-        "recipe.start",
-    ),
-    Option(
-        "penalty", "lambda of TRADES and MART (default: the recipe's)", "recipe.objective.weight"
-    ),
-    Option(
-        "eta", "inverse temperature of mrboost-exp's draws (default: 0.5)", "recipe.sampler.eta"
-    ),
-    Option(
-        "aggressive",
-        "attack the learner with the past members (default) or these alone",
-        "recipe.sampler.aggressive",
-    ),
+    Option("start", f"{_STARTS} (default: the recipe's)", "recipe.start"),
+    Option("penalty", "lambda of TRADES, MART (default: the recipe's)", "recipe.objective.weight"),
+    Option("eta", "inverse temperature of mrboost-exp (default: 0.5)", "recipe.sampler.eta"),
+    Option("aggressive", _AGGRESSIVE, "recipe.sampler.aggressive"),
     Option("past", "weights of past members: last (default, as the paper) or best", default="last"),
     Option("validation", "training images held out (default: a tenth, <= 1000)"),
-    Option(
-        "select_on",
-        "choose the best epoch on validation (default) or, as the paper, on test",
-        default="validation",
-    ),
+    Option("select_on", _SELECT_ON, default="validation"),
     Option("precision", "auto (default), 32-true or bf16-mixed", default="auto"),
-    Option(
-        "fast",
-        "attack quick copies, captured on a GPU: auto (default: where possible), on or off",
-        default="auto",
-    ),
+    Option("fast", "attack quick copies: auto (default: where possible), on, off", default="auto"),
     Option("seed", "of every random draw (default: 0)", default=0),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Self
@@ -36,7 +35,7 @@ class Meter:
             unit_scale=True,
             dynamic_ncols=True,
             smoothing=0,
-            disable=not (shown and _has_room_for_a_bar()),
+            disable=not (shown and sys.stderr.isatty()),
         )
         self._lines = shown and self._bar.disable
         self._began = self._last_line = time.monotonic()
@@ -94,18 +93,4 @@ class Meter:
         if not before < self._count < self._total:
             return ""
         seconds = (now - began) * (self._total - self._count) / (self._count - before)
-        if seconds < 100:
-            return f", about {max(1.0, seconds):.0f} s left"
-        if seconds < 6000:
-            return f", about {seconds / 60:.0f} min left"
-        return f", about {seconds / 3600:.0f} h left"
-
-
-def _has_room_for_a_bar() -> bool:
-    """Whether standard error is a terminal with columns."""
-    if not sys.stderr.isatty():
-        return False
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (OSError, ValueError):  # it does not tell
-        return True
+        return f", about {tqdm.format_interval(seconds)} left"
