@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from mrboost.errors import InputError
+from mrboost.files import require_regular
 
 MIB = 2**20
 GIB = 2**30
@@ -55,29 +56,22 @@ class Budget:
         self.files += 1
         self.read += size
         if size > self.largest:
-            raise InputError(
-                f"{self.source}: {name!r} unpacks to {size} bytes: refused, no more than "
-                f"{self.largest // MIB} MiB are allowed in a file"
-            )
+            limit = f"no more than {self.largest // MIB} MiB are allowed"
+            raise InputError(f"{self.source}: {name!r} unpacks to {size} bytes: {limit}, refused")
         if self.files > MAX_FILES or self.read > MAX_READ:
-            raise InputError(
-                f"{self.source} holds more than {MAX_FILES:,} files or {MAX_READ // GIB} GiB: "
-                "keep only the images, or make them smaller"
-            )
+            limit = f"{MAX_FILES:,} files or {MAX_READ // GIB} GiB"
+            raise InputError(f"{self.source} holds more than {limit}: keep only the images")
 
     def add_memory(self, size: int) -> None:
         """Count memory for pixels before they are decoded."""
         self.memory += size
+        limit = ""
         if self.memory > MAX_MEMORY:
-            raise InputError(
-                f"{self.source}: the images need more than {MAX_MEMORY // GIB} GiB of memory: "
-                "make them smaller"
-            )
-        if self.memory > GIB + MAX_RATIO * self.read:
-            raise InputError(
-                f"{self.source}: the images need more than {MAX_RATIO} times their files' size in "
-                "memory, as decompression bombs do: save them smaller"
-            )
+            limit = f"{MAX_MEMORY // GIB} GiB of memory"
+        elif self.memory > GIB + MAX_RATIO * self.read:
+            limit = f"{MAX_RATIO} times their files' size in memory"
+        if limit:
+            raise InputError(f"{self.source}: the images need more than {limit}: make them smaller")
 
 
 class Member(NamedTuple):
@@ -111,16 +105,9 @@ def read_file(file: Path, budget: Budget) -> bytes:
         with opener(file, "rb") as stream:
             data: bytes = stream.read(budget.largest + 1)
     if len(data) > budget.largest:
-        raise InputError(
-            f"{file} is larger than the {budget.largest // MIB} MiB allowed: get the official file"
-        )
+        limit = f"{budget.largest // MIB} MiB"
+        raise InputError(f"{file} is larger than the {limit} allowed: get the official file")
     return data
-
-
-def require_regular(file: Path) -> None:
-    """Refuse pipes and devices, which can be waited for without end."""
-    if file.exists() and not file.is_file():
-        raise InputError(f"{file} is not a regular file: give a plain file or a folder")
 
 
 @contextmanager
@@ -201,22 +188,16 @@ class _BoundedReads:
 
     def read(self, size: int = -1) -> bytes:
         if size > max(MAX_HEADER, self._budget.largest) + tarfile.BLOCKSIZE:
-            raise InputError(
-                f"{self._budget.source}: a header announces {size} bytes: refused, get the archive "
-                "again"
-            )
+            problem = f"{self._budget.source}: a header announces {size} bytes"
+            raise InputError(f"{problem}: refused, get the archive again")
         return self._file.read(size)
 
 
 def _checked_path(archive: Path, name: str, plain: bool) -> PurePosixPath:
     path = PurePosixPath(name)
+    problem = "" if plain else "is a link or a device"
     if path.is_absolute() or ".." in path.parts:
-        raise InputError(
-            f"{archive}: member {name!r} points outside the archive: refused, pack it again"
-        )
-    if not plain:
-        raise InputError(
-            f"{archive}: member {name!r} is a link or a device: refused, pack plain files "
-            "(tar --dereference --hard-dereference)"
-        )
+        problem = "points outside the archive"
+    if problem:
+        raise InputError(f"{archive}: member {name!r} {problem}: refused, pack only plain files")
     return path

@@ -52,12 +52,8 @@ _CIFAR100 = """
 _COLOUR = Defaults(8 / 255, 2 / 255, "resnet18", epochs=100, padding=4, flip=True)
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _STANFORD = "http://ufldl.stanford.edu/housenumbers"
-_IDX = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+_IDX = tuple(f"{part}-{kind}" for part in ("train", "t10k") for kind in _IDX_KINDS)
 _IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
 _BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
 _read_cifar10 = partial(cifar, train=_BATCHES, test=["test_batch"], labels="labels")

@@ -88,9 +88,8 @@ def load(
     present = set(train.y.tolist())
     empty = [label for index, label in enumerate(source.classes) if index not in present]
     if empty:
-        raise InputError(
-            f"{name}: no training image of class {', '.join(empty)} in {found}: get it again"
-        )
+        problem = f"{name}: no training image of class {', '.join(empty)} in {found}"
+        raise InputError(f"{problem}: get it again")
     return Dataset(name, train, test, source.classes, source.defaults)
 
 
@@ -149,9 +148,8 @@ def _user_path(path: str | Path) -> Path:
         str(path).encode()  # messages and run folders hold it as UTF-8
         return Path(path).expanduser()
     except (UnicodeEncodeError, RuntimeError) as error:  # RuntimeError: no home
-        raise InputError(
-            f"{str(path)!r} is no path here ({reason(error)}): write another"
-        ) from None
+        problem = f"{str(path)!r} is no path here ({reason(error)})"
+        raise InputError(f"{problem}: write another") from None
 
 
 @contextmanager
@@ -160,10 +158,8 @@ def _file_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        at = f" {error.filename}" if error.filename else ""
-        raise InputError(
-            f"{name}: cannot read{at} ({reason(error)}): check the path and its permissions"
-        ) from error
+        problem = f"{name}: cannot read {error.filename or 'it'} ({reason(error)})"
+        raise InputError(f"{problem}: check the path and its permissions") from error
 
 
 def _roots(data_dir: str | Path | None) -> list[Path]:
@@ -208,9 +204,8 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
             actual = hashlib.file_digest(file, algorithm).hexdigest()
         if actual != expected:
             raise InputError(
-                f"{path} has {algorithm} {actual} but the official file has {expected}: it is "
-                "truncated or altered; delete it to download it again, or say --no-verify "
-                "(verify=False) if you trust it"
+                f"{path} has {algorithm} {actual}, the official file {expected}: truncated or "
+                "altered; delete it to download it again, or trust it with --no-verify"
             )
 
 
@@ -224,12 +219,11 @@ def _download(name: str, source: Source, data_dir: str | Path | None, allowed: b
         raise InputError(missing)
     import pooch
 
+    place, shown = roots[0] / name, sys.stderr.isatty()
     try:
         for url in source.urls:
             file = _file_name(url)
-            pooch.retrieve(
-                url, source.checksums[file], file, roots[0] / name, progressbar=sys.stderr.isatty()
-            )
+            pooch.retrieve(url, source.checksums[file], file, place, progressbar=shown)
     except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
         raise InputError(f"{missing} (download failed: {reason(error)})") from error
     found = _find(name, source, data_dir)
