@@ -120,10 +120,9 @@ def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
     except RuntimeError as error:
         if fabric.world_size == 1:
             raise
-        reason = (str(error).splitlines() or ["unknown"])[0]
-        raise LostProcessError(
-            f"another process has ended, or cannot be reached ({reason[:200]}): {remedy}"
-        ) from error
+        reason = (str(error).splitlines() or ["unknown"])[0][:200]
+        problem = f"another process has ended, or cannot be reached ({reason})"
+        raise LostProcessError(f"{problem}: {remedy}") from error
 
 
 def end_processes() -> None:

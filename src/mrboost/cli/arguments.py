@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,13 +94,13 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
         description = " ".join((add_arguments.__doc__ or "").split())
         first = re.split("[.:]", description)[0]
         short = first[0].lower() + first[1:]
-        add_arguments(commands.add_parser(name, help=short, description=description))
+        command = commands.add_parser(name, help=short, description=description)
+        add_arguments(command)
+        _add(command, "--json", "print one JSON document on standard output")
     return parser, commands.choices
 
 
-def _add(
-    to: Any, option: str, text: str, kind: Callable[[str], Any] = str, **settings: Any
-) -> None:
+def _add(to: Any, option: str, text: str, kind: Any = str, **settings: Any) -> None:
     """Add one option: ``"--rounds T"`` takes a value called T, ``"--staged"`` is a switch."""
     name, _, metavar = option.partition(" ")
     if metavar:
@@ -167,7 +167,6 @@ def _join(p: _Parser) -> None:
     p.add_argument("targets", nargs="+", metavar="RUN", help=runs)
     _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
     _imports(p)
-    _add(p, "--json", "print one JSON document")
 
 
 def _reweight(p: _Parser) -> None:
@@ -218,14 +217,12 @@ def _recipes(p: _Parser) -> None:
     """List the methods, or show how one is composed."""
     _add(p, "--show NAME", "the parts, the formula and the reference of one recipe")
     _add(p, "--markdown", "a table of how each is composed")
-    _add(p, "--json", "print one JSON document")
 
 
 def _data(p: _Parser) -> None:
     """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
     _data_folder(p)
-    _add(p, "--json", "print one JSON document")
 
 
 def _common(p: _Parser) -> None:
@@ -234,7 +231,6 @@ def _common(p: _Parser) -> None:
     _add(group, "--device D", "auto (default), cpu, cuda, cuda:1 or mps", default="auto")
     _data_folder(group)
     _imports(group)
-    _add(group, "--json", "print one JSON document on standard output")
     _add(group, "--quiet", "no progress on standard error")
 
 

@@ -46,12 +46,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _where(options: argparse.Namespace) -> dict[str, Any]:
     """What the commands that compute have in common."""
-    return {
-        "device": options.device,
-        "data_dir": options.data_dir,
-        "verify": options.verify,
-        "progress": not options.quiet,
-    }
+    common = {name: getattr(options, name) for name in ("device", "data_dir", "verify")}
+    return common | {"progress": not options.quiet}
 
 
 def _training_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -113,10 +109,8 @@ def _rounds(run: Run) -> list[dict[str, Any]]:
         rows = {row["epoch"]: row for row in metrics if row["round"] == round_}
         epochs = run.epochs(round_)
         if missing := set(epochs.values()) - rows.keys():
-            line = f"line of round {round_}, epoch {min(missing)}"
-            raise InputError(
-                f"{run.folder / 'metrics.jsonl'} has no {line}: restore it from a copy"
-            )
+            problem = f"metrics.jsonl has no line of round {round_}, epoch {min(missing)}"
+            raise InputError(f"{run.folder}: {problem}: restore it from a copy")
         rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
     return rounds
 
@@ -149,7 +143,8 @@ def _evaluate(options: argparse.Namespace) -> None:
                 result = evaluate_run(run, names, request, how, **where)
             except UnfinishedError as error:
                 result = error.evaluation
-                problems.append(f"{described}, eps = {result.eps or 0:g}: {error}")
+                radius = run.config["eps"] if eps is None else eps
+                problems.append(f"{described}, eps = {radius:g}: {error}")
             found.append(classifier | result.to_dict())
             if shown:
                 print(f"{options.target}, {described}: {result}")
@@ -200,9 +195,7 @@ def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]
     if options.staged:
         stages = list(range(1, last + 1))
     if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError(
-            "--examples are those of one classifier and ball: give one of --weights and --eps"
-        )
+        raise InputError("--examples are those of one classifier: one of --weights and --eps")
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))
@@ -255,11 +248,8 @@ def _study(options: argparse.Namespace) -> None:
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
         training.run()  # refuses, before any training, a run of another configuration
-    found: dict[str, Any] = {
-        "study": request.study.name,
-        "scale": scale.name,
-        "runs": [str(training.folder) for training in chosen],
-    }
+    folders = [str(training.folder) for training in chosen]
+    found: dict[str, Any] = {"study": options.name, "scale": scale.name, "runs": folders}
     if options.plan:
         found["commands"] = [training.command() for training in chosen]
         _show(options, found, studies.describe_plan(chosen))

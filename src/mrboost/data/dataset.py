@@ -81,8 +81,8 @@ class Dataset:
     defaults: Defaults
 
     def __post_init__(self) -> None:
-        for part, split in (("train", self.train), ("test", self.test)):
-            _check_values(split, len(self.classes), f"{self.name} {part}")
+        _check_values(self.train, len(self.classes), f"{self.name} train")
+        _check_values(self.test, len(self.classes), f"{self.name} test")
         if len(self.classes) < 2:
             raise InputError(f"{self.name} has {len(self.classes)} class: give at least two")
         test_shape = tuple(self.test.x.shape[1:])

@@ -170,10 +170,8 @@ def _common_shape(path: Path, splits: dict[str, Classes]) -> tuple[int, int, int
     first, (_, height, width) = next(iter(shapes.items()))
     for file, (_, rows, columns) in shapes.items():
         if (rows, columns) != (height, width):
-            raise InputError(
-                f"{path}: {file} is {columns}x{rows} pixels but {width}x{height} is expected, as "
-                f"in {first}: resize the images to one size"
-            )
+            sizes = f"is {columns}x{rows} pixels but {width}x{height} is expected, as in {first}"
+            raise InputError(f"{path}: {file} {sizes}: resize the images to one size")
     return max(channels for channels, _, _ in shapes.values()), height, width
 
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from mrboost.data.archives import reason
@@ -108,13 +108,7 @@ def describe(
             source = _source(name)
             found = _find(name, source, data_dir)
             if found is None:
-                return _facts(name, source, *source.sizes) | {
-                    "found": None,
-                    "looked_for": [" + ".join(group) for group in source.readers],
-                    "looked_in": [str(root) for root in _roots(data_dir)],
-                    "urls": list(source.urls),
-                    "remedy": _remedy(source, data_dir),
-                }
+                return _facts(name, source, *source.sizes) | _missing(source, data_dir)
     dataset = load(name, data_dir, download=False, verify=verify)
     mean, std = dataset.channel_stats()
     facts = _facts(name, dataset, len(dataset.train), len(dataset.test))
@@ -190,13 +184,12 @@ def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | Non
 
 def _verify(source: Source, found: tuple[Path, ...]) -> None:
     """Compare the official files, or those in an unpacked folder, with their checksums."""
-    official = [
-        (path.parent / relative, checksum)
-        for path in found
-        for relative, checksum in source.checksums.items()
-        if relative.split("/")[0] == path.name
-    ]
-    for path, checksum in official:
+    folder = {path.name: path.parent for path in found}
+    for relative, checksum in source.checksums.items():
+        top = relative.split("/")[0]
+        if top not in folder:
+            continue
+        path = folder[top] / relative
         if not path.is_file():
             raise InputError(f"{path} is missing or not a regular file: get the official archive")
         algorithm, _, expected = checksum.partition(":")
@@ -211,19 +204,20 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
 
 def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> Found:
     """Fetch the official files; without them, say what was looked for and what to do."""
+    facts = _missing(source, data_dir)
+    places = ", ".join(facts["looked_in"]) or "no folder"
+    looked = f"looked for {' or '.join(facts['looked_for'])} in {places}"
+    missing = f"{name} not found: {looked}; {facts['remedy']}"
     roots = _roots(data_dir)
-    wanted = " or ".join(" + ".join(group) for group in source.readers)
-    places = ", ".join(map(str, roots)) or "no folder"
-    missing = f"{name} not found: looked for {wanted} in {places}; {_remedy(source, data_dir)}"
     if not allowed or not roots:
         raise InputError(missing)
     import pooch
 
-    place, shown = roots[0] / name, sys.stderr.isatty()
+    bar = sys.stderr.isatty()
     try:
         for url in source.urls:
-            file = _file_name(url)
-            pooch.retrieve(url, source.checksums[file], file, place, progressbar=shown)
+            file = PurePosixPath(url).name
+            pooch.retrieve(url, source.checksums[file], file, roots[0] / name, progressbar=bar)
     except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
         raise InputError(f"{missing} (download failed: {reason(error)})") from error
     found = _find(name, source, data_dir)
@@ -231,12 +225,15 @@ def _download(name: str, source: Source, data_dir: str | Path | None, allowed: b
     return found
 
 
-def _remedy(source: Source, data_dir: str | Path | None) -> str:
-    files = " and ".join(map(_file_name, source.urls))
-    place = next(map(str, _roots(data_dir)), "a folder")
+def _missing(source: Source, data_dir: str | Path | None) -> dict[str, Any]:
+    """What was looked for, and what to do, where a dataset is not on disk."""
+    roots = [str(root) for root in _roots(data_dir)]
+    files = " and ".join(PurePosixPath(url).name for url in source.urls)
     otherwise = ", or set MRBOOST_DATA to their folder" if data_dir is None else ""
-    return f"put {files} into {place}{otherwise}"
-
-
-def _file_name(url: str) -> str:
-    return url.rpartition("/")[2]
+    return {
+        "found": None,
+        "looked_for": [" + ".join(group) for group in source.readers],
+        "looked_in": roots,
+        "urls": list(source.urls),
+        "remedy": f"put {files} into {roots[0] if roots else 'a folder'}{otherwise}",
+    }
