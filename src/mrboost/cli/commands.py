@@ -176,9 +176,10 @@ def _place(
     processes = os.environ.get("WORLD_SIZE")
     place = place_of(run, classifiers, names, options.adaptive, options.n, ball, processes)
     if options.resume and not options.quiet and is_first_process():
-        is_saved = any(place.rglob("*.safetensors"))
-        saved = f"goes on with what is saved in {place}"
-        note(f"mrboost: {saved if is_saved else 'nothing is saved of this evaluation'}")
+        saved = "nothing is saved of this evaluation, it starts anew"
+        if any(place.rglob("*.safetensors")):
+            saved = f"goes on with what is saved in {place}"
+        note(f"mrboost: {saved}")
     return place
 
 
@@ -195,7 +196,7 @@ def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]
     if options.staged:
         stages = list(range(1, last + 1))
     if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError("--examples are those of one classifier: one of --weights and --eps")
+        raise InputError("--examples are those of one classifier: give one of --weights and --eps")
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))

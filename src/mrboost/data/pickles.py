@@ -23,6 +23,7 @@ from mrboost.errors import InputError
 
 MAX_INSTRUCTIONS = 1_000_000  # the longest official file, CIFAR-100's train batch, has 200,362
 MAX_INTEGER = 2**31
+MAX_TUPLE = 16  # the longest official one, the state of a dtype, has 8 items
 
 Entry = NDArray[Any] | list[int] | list[str] | str
 
@@ -129,6 +130,8 @@ class _Machine:
         return self.pop(len(self.stack) - self.marks.pop())
 
     def push_tuple(self, items: list[Any]) -> None:
+        if len(items) > MAX_TUPLE:
+            raise self.refused("a-long-tuple")
         if any(isinstance(part, tuple) for item in items if type(item) is tuple for part in item):
             raise self.refused("tuples-in-tuples-in-tuples")
         self.stack.append(tuple(items))
