@@ -57,7 +57,7 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         devices: Any = 1 if index is None else [index]
         return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
     if index is not None:
-        raise InputError(f"under torchrun each process has a device, not {device}: use {kind}")
+        raise InputError(f"torchrun gives each process its own device, not {device}: use {kind}")
     fabric = Fabric(accelerator=kind, precision=precision, **_of_processes(kind))  # type: ignore[arg-type]
     fabric.launch()
     return fabric
@@ -83,7 +83,7 @@ def _of_processes(kind: str) -> dict[str, Any]:
     world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     count = torch.cuda.device_count()
     if kind == "cuda" and local > count:
-        raise InputError(f"{local} processes for {count} CUDA devices: --nproc-per-node {count}")
+        raise InputError(f"{local} processes, {count} CUDA devices: use --nproc-per-node {count}")
     # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

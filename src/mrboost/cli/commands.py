@@ -94,7 +94,7 @@ def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
         raise InputError("give a RECIPE (list: mrboost recipes), or --resume with --out of a run")
     config = Run.open(options.out).config
     if "joined" in config:
-        raise InputError(f"{str(options.out)!r} joins several runs: train those, and join them")
+        raise InputError(f"{str(options.out)!r} joins networks: train each of them, and join again")
     options.recipe = config["recipe"]["name"]
     options.data = config["data"] if options.data is None else options.data
     options.data_dir = config.get("data_dir") if options.data_dir is None else options.data_dir
@@ -127,7 +127,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     problems: list[str] = []
     for which, rounds in classifiers:
         classifier = {"weights": which, "members": rounds}
-        described = f"{which} weights, {rounds} of {run.rounds_done()} members"
+        described = f"{which} weights"
+        if run.rounds_done() > 1:
+            described += f", {rounds} of {run.rounds_done()} members"
         found: list[dict[str, Any]] = []
         for number, eps in enumerate(options.eps):
             request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
