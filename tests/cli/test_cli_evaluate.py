@@ -396,14 +396,14 @@ def test_a_report_of_a_run_that_one_may_only_read(
     page = tmp_path / "page.html"
     command = ["report", run, "--n", "20", "--quiet", "--out", page, "--attack"]
     assert "unknown attack 'adgp-ce': did you mean apgd-ce" in error_of(capsys, *command, "adgp-ce")
-    done(*command, "apgd-ce")
-    assert "best weights, apgd-ce." in page.read_text()
+    done(*command, "pgd-3")
+    assert "best weights, pgd-3." in page.read_text()
     curve = results_of(run)["curve"]
     split = mrboost.runs.evaluate_run.draw(mrboost.data.load("digits").test, 20)
     radii = [scale * 0.1 for scale in mrboost.report.report.CURVE_RADII]
-    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="apgd-ce")
+    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="pgd-3")
     assert [point[1] for point in curve["points"]] == [point.accuracy for point in wanted]
-    assert curve["attack"] == "apgd-ce"
+    assert curve["attack"] == "pgd-3"
 
     def read_only(self: object, change: object) -> None:
         raise OSError(30, "Read-only file system")

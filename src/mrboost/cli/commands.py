@@ -3,13 +3,13 @@ report | study | recipes | data``."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
 import os
 import shlex
 import sys
+from argparse import Namespace
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -31,8 +31,11 @@ from mrboost.training.boost import boost
 
 from .listings import show_data, show_recipes
 
+Classifiers = list[tuple[str, int]]
+"""Which weights, and how many members."""
 
-def run(options: argparse.Namespace) -> None:
+
+def run(options: Namespace) -> None:
     """Run the command that ``arguments.parse`` read."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
@@ -44,24 +47,24 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"{problem}: lower --batch-size") from None
 
 
-def _where(options: argparse.Namespace) -> dict[str, Any]:
+def _where(options: Namespace) -> dict[str, Any]:
     """What the commands that compute have in common."""
     common = {name: getattr(options, name) for name in ("device", "data_dir", "verify")}
     return common | {"progress": not options.quiet}
 
 
-def _training_options(options: argparse.Namespace) -> dict[str, Any]:
+def _training_options(options: Namespace) -> dict[str, Any]:
     """The options of a training that were given."""
     values = {option.name: getattr(options, option.name, None) for option in OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _show(options: argparse.Namespace, document: object, text: str) -> None:
+def _show(options: Namespace, document: object, text: str) -> None:
     """Print what a command found: with ``--json`` as one document."""
     print(json.dumps(document, indent=2) if options.json else text)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: Namespace) -> None:
     given = _training_options(options)
     if options.recipe is None:
         given = _take_from_run(options) | given
@@ -87,7 +90,7 @@ def _train(options: argparse.Namespace) -> None:
     _show(options, summary, "\n".join(lines))
 
 
-def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
+def _take_from_run(options: Namespace) -> dict[str, Any]:
     """The options that the run in --out was trained with; its recipe and data go into
     ``options``."""
     if not (options.resume and options.out):
@@ -115,7 +118,7 @@ def _rounds(run: Run) -> list[dict[str, Any]]:
     return rounds
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: Namespace) -> None:
     run = Run.open(options.target)
     classifiers = _classifiers(options, run)
     names = [name.strip() for name in options.attack.split(",")]
@@ -168,9 +171,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     clear(place)
 
 
-def _place(
-    options: argparse.Namespace, run: Run, names: list[str], classifiers: list[tuple[str, int]]
-) -> Path:
+def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifiers) -> Path:
     """Where this evaluation keeps what it has finished; with --resume, it says whether there is
     something."""
     radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
@@ -185,7 +186,7 @@ def _place(
     return place
 
 
-def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]:
+def _classifiers(options: Namespace, run: Run) -> Classifiers:
     """Which weights, and how many members, are asked for."""
     kinds = list(dict.fromkeys(options.weights.split(",")))
     for which in kinds:
@@ -204,14 +205,14 @@ def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]
     return list(product(kinds, stages))
 
 
-def _join(options: argparse.Namespace) -> None:
+def _join(options: Namespace) -> None:
     members = len(join(options.targets, options.out))
     following = f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged"
     text = f"joined {members} networks: {options.out}\n{following}"
     _show(options, {"run": str(options.out), "members": members}, text)
 
 
-def _reweight(options: argparse.Namespace) -> None:
+def _reweight(options: Namespace) -> None:
     how = {"objective": options.objective, "which": options.weights, **_where(options)}
     weights = reweight_run(options.target, **how)
     text = f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}"
@@ -219,7 +220,7 @@ def _reweight(options: argparse.Namespace) -> None:
     _show(options, {"run": options.target, "weights": weights}, f"{text}\n{advice}")
 
 
-def _report(options: argparse.Namespace) -> None:
+def _report(options: Namespace) -> None:
     from mrboost.report import write_report  # matplotlib takes a second that no other command needs
 
     out = options.out or Path(options.targets[0]) / "report.html"
@@ -228,7 +229,7 @@ def _report(options: argparse.Namespace) -> None:
     _show(options, {"report": str(path)}, f"{text_table(options.targets)}\nreport: {path}")
 
 
-def _study(options: argparse.Namespace) -> None:
+def _study(options: Namespace) -> None:
     from mrboost import studies
 
     if options.list:

@@ -79,9 +79,10 @@ class Member(NamedTuple):
     data: bytes | None  # None for a folder
 
 
-def members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
-) -> Iterator[Member]:
+Wanted = Callable[[PurePosixPath], bool]
+
+
+def members(archive: Path, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     """The folders of an archive and those of its files whose path is ``wanted``, in the archive's
     order. Raises InputError for an archive that is damaged, or hostile as described above."""
     require_regular(archive)
@@ -92,7 +93,9 @@ def members(
             yield from _zip_members(archive, wanted, budget)
         else:
             openers = (found for start, found in _OPENERS.items() if magic.startswith(start))
-            yield from _tar_members(archive, next(openers, open), wanted, budget)
+            with next(openers, open)(archive, "rb") as file:
+                yield from _tar_members(archive, file, wanted, budget)
+                file.read(MIB)  # to the end of the stream, where its checksum is verified
 
 
 def read_file(file: Path, budget: Budget) -> bytes:
@@ -127,37 +130,25 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _tar_members(
-    archive: Path,
-    opener: Callable[..., Any],
-    wanted: Callable[[PurePosixPath], bool],
-    budget: Budget,
-) -> Iterator[Member]:
-    with opener(archive, "rb") as file:
-        stream: Any = _BoundedReads(file, budget)
-        tar: Any
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # it would keep all headers
-                path = _checked_path(archive, info.name, info.isdir() or info.isreg())
-                budget.add_file(info.name, info.size)
-                if info.isdir():
-                    yield Member(path, None)
-                elif wanted(path):
-                    content = tar.extractfile(info)
-                    assert content is not None
-                    yield Member(path, content.read())
-            # tarfile takes the end of the file for the end of the archive; a cut between two
-            # members shows only in the missing block of zeros, which it would have read past its
-            # last offset.
-            if stream.tell() <= tar.offset:
-                raise tarfile.ReadError("the end-of-archive mark is missing")
-        file.read(MIB)  # to the end of the compressed stream, where its checksum is verified
+def _tar_members(archive: Path, file: Any, wanted: Wanted, budget: Budget) -> Iterator[Member]:
+    stream: Any = _BoundedReads(file, budget)
+    tar: Any
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # it would keep all headers
+            path = _checked_path(archive, info.name, info.isdir() or info.isreg())
+            budget.add_file(info.name, info.size)
+            if info.isdir():
+                yield Member(path, None)
+            elif wanted(path):
+                yield Member(path, tar.extractfile(info).read())
+        # tarfile takes the end of the file for the end of the archive; a cut between two members
+        # shows only in the missing block of zeros, which it would have read past its last offset.
+        if stream.tell() <= tar.offset:
+            raise tarfile.ReadError("the end-of-archive mark is missing")
 
 
-def _zip_members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
-) -> Iterator[Member]:
+def _zip_members(archive: Path, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     with archive.open("rb") as file:
         stream: Any = _BoundedReads(file, budget)
         with zipfile.ZipFile(stream) as bundle:

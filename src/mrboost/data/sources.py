@@ -28,6 +28,7 @@ from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, look_up
 
 FOLDER = "folder:"
+Folder = str | Path | None
 
 
 class Found(NamedTuple):
@@ -56,7 +57,7 @@ def whole_name(name: str) -> str:
 
 
 def load(
-    name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True
+    name: str, data_dir: Folder = None, *, download: bool = True, verify: bool = True
 ) -> Dataset:
     """A dataset by its name.
 
@@ -93,9 +94,7 @@ def load(
     return Dataset(name, train, test, source.classes, source.defaults)
 
 
-def describe(
-    name: str, data_dir: str | Path | None = None, *, verify: bool = True
-) -> dict[str, Any]:
+def describe(name: str, data_dir: Folder = None, *, verify: bool = True) -> dict[str, Any]:
     """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is
     None then, and "remedy" says what to do. Arguments as in ``load``."""
     found: Path | Found | None
@@ -156,7 +155,7 @@ def _file_errors(name: str) -> Iterator[None]:
         raise InputError(f"{problem}: check the path and its permissions") from error
 
 
-def _roots(data_dir: str | Path | None) -> list[Path]:
+def _roots(data_dir: Folder) -> list[Path]:
     """The folders to look in."""
     if data_dir is not None:
         return [_user_path(data_dir)]
@@ -169,7 +168,7 @@ def _roots(data_dir: str | Path | None) -> list[Path]:
     return [_user_path(named), *caches] if named else caches
 
 
-def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | None:
+def _find(name: str, source: Source, data_dir: Folder) -> Found | None:
     """The first complete set of files."""
     if () in source.readers:  # it needs none
         return Found((), source.readers[()])
@@ -202,7 +201,7 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
             )
 
 
-def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> Found:
+def _download(name: str, source: Source, data_dir: Folder, allowed: bool) -> Found:
     """Fetch the official files; without them, say what was looked for and what to do."""
     facts = _missing(source, data_dir)
     places = ", ".join(facts["looked_in"]) or "no folder"
@@ -225,7 +224,7 @@ def _download(name: str, source: Source, data_dir: str | Path | None, allowed: b
     return found
 
 
-def _missing(source: Source, data_dir: str | Path | None) -> dict[str, Any]:
+def _missing(source: Source, data_dir: Folder) -> dict[str, Any]:
     """What was looked for, and what to do, where a dataset is not on disk."""
     roots = [str(root) for root in _roots(data_dir)]
     files = " and ".join(PurePosixPath(url).name for url in source.urls)
