@@ -90,6 +90,7 @@ class Option:
 
 _MODELS = "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME"
 _STEPS = "steps of the training attack (default: the recipe's, 10)"
+_STEP_SIZE = "length of those (default: the data's share of eps, more below 10 steps)"
 _SCHEDULE = "piecewise or one-cycle (default: the recipe's)"
 _EMA = "keep an average of the weights with this decay, 0.999 say; 0: no"
 _AWP = "move the weights adversarially by this share, 0.01 say; 0: no"
@@ -117,7 +118,7 @@ class TrainingOptions(TypedDict, total=False):
     eps: Annotated[Number, Option("radius of the ball, like 0.1 or 8/255 (default: the data's)")]
     norm: Annotated[Name, Option("Linf or L2 (default: Linf)", default="Linf")]
     steps: Annotated[Whole, Option(_STEPS, "recipe.steps")]
-    step_size: Annotated[Number, Option("length of those (default: the data's share of eps)")]
+    step_size: Annotated[Number, Option(_STEP_SIZE)]
     batch_size: Annotated[Whole, Option("images per step (default: the recipe's, 128)")]
     lr: Annotated[Number, Option("peak learning rate (default: the recipe's, 0.1)")]
     later_lr: Annotated[Number, Option("learning rate after the first round (default: equal)")]

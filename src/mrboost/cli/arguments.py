@@ -84,7 +84,7 @@ def _unknown_argument(argument: str, command: str, commands: Mapping[str, _Parse
 
 
 def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
-    purpose = "Train classifiers that withstand adversarial inputs, measure and report how well."
+    purpose = "Train classifiers that withstand adversarial inputs, and measure how well they do."
     first_try = "A first try: mrboost train at-mce --data digits, a minute on a laptop."
     parser = _Parser(prog="mrboost", description=purpose, epilog=first_try)
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
