@@ -62,17 +62,13 @@ _HOMES = {
 }
 """The modules of the names that are not modules themselves."""
 
+_RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")
 _ALIASES = {
     "adaptive": "attacks.adaptive",
     "attacks.queue": "attacks.survivors",
-    "awp": "recipes.awp",
     "copies": "speed.copies",
-    "exponential": "recipes.exponential",
-    "initial": "recipes.initial",
-    "objectives": "recipes.objectives",
     "outcomes": "evaluation.result",
-    "samplers": "recipes.samplers",
-    "schedules": "recipes.schedules",
+    **{name: f"recipes.{name}" for name in _RECIPE_PARTS},
 }
 """Modules that can also be imported by a shorter name: ``mrboost.samplers``."""
 

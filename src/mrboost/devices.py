@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -52,16 +53,11 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
         precision = "bf16-mixed" if kind == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
     if not (together and under_torchrun()):
         if under_torchrun() and os.environ["WORLD_SIZE"] != "1":
-            raise InputError(
-                "only train and evaluate run in several processes: start this command without "
-                "torchrun"
-            )
+            raise InputError("this command runs in one process: start it without torchrun")
         devices: Any = 1 if index is None else [index]
         return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
     if index is not None:
-        raise InputError(
-            f"device {device!r} is one device, and torchrun gives each process its own: use {kind}"
-        )
+        raise InputError(f"torchrun gives each process its own device, not {device}: use {kind}")
     fabric = Fabric(accelerator=kind, precision=precision, **_of_processes(kind))  # type: ignore[arg-type]
     fabric.launch()
     return fabric
@@ -70,19 +66,13 @@ def make_fabric(device: str = "auto", precision: str = "auto", *, together: bool
 def _checked_device(device: str) -> tuple[str, int | None]:
     """The kind of a device and its number, if it has one; refused where it is not available."""
     kind, _, index = device.partition(":")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
     if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    numbered = kind == "cuda" and index.isdecimal() and int(index) < torch.cuda.device_count()
-    if not available.get(kind, False) or (index and not numbered):
-        usable = [name for name, there in available.items() if there]
-        raise InputError(
-            f"device {device!r} is not available here: use auto or {' or '.join(usable)}"
-        )
+        kind = "cuda" if counts["cuda"] else "cpu"
+    numbered = kind == "cuda" and index.isdecimal() and int(index) < counts["cuda"]
+    if not counts.get(kind) or (index and not numbered):
+        usable = " or ".join(name for name, count in counts.items() if count)
+        raise InputError(f"device {device!r} is not available here: use auto or {usable}")
     return kind, int(index) if index else None
 
 
@@ -91,16 +81,13 @@ def _of_processes(kind: str) -> dict[str, Any]:
     from lightning_fabric.strategies.ddp import DDPStrategy
 
     world, local = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if kind == "cuda" and local > torch.cuda.device_count():
-        raise InputError(
-            f"{local} processes need as many CUDA devices, there are "
-            f"{torch.cuda.device_count()}: use --nproc-per-node {torch.cuda.device_count()}"
-        )
+    count = torch.cuda.device_count()
+    if kind == "cuda" and local > count:
+        raise InputError(f"{local} processes, {count} CUDA devices: use --nproc-per-node {count}")
     # Buffers are BatchNorm's statistics: ``training`` keeps them equal itself, once an epoch.
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False}
-    strategy = DDPStrategy(timeout=_PATIENCE, **options)
+    strategy = DDPStrategy(timeout=_PATIENCE, **{buffers: False})  # type: ignore[arg-type]
     return {"devices": local, "num_nodes": world // local, "strategy": strategy}
 
 
@@ -133,10 +120,9 @@ def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
     except RuntimeError as error:
         if fabric.world_size == 1:
             raise
-        reason = (str(error).splitlines() or ["unknown"])[0]
-        raise LostProcessError(
-            f"another process has ended, or cannot be reached ({reason[:200]}): {remedy}"
-        ) from error
+        reason = (str(error).splitlines() or ["unknown"])[0][:200]
+        problem = f"another process has ended, or cannot be reached ({reason})"
+        raise LostProcessError(f"{problem}: {remedy}") from error
 
 
 def end_processes() -> None:
@@ -191,16 +177,12 @@ def exact_float32() -> Iterator[None]:
 def device_of(model: object, otherwise: torch.device = torch.device("cpu")) -> torch.device:  # noqa: B008 — a constant
     """Where a model's first weight lies; ``otherwise`` for a function or a
     model without weights."""
-    if isinstance(model, torch.nn.Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return tensor.device
-    return otherwise
+    if not isinstance(model, torch.nn.Module):
+        return otherwise
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), otherwise)
 
 
 def dtype_of(model: object, otherwise: torch.dtype) -> torch.dtype:
     """The floating-point type that a model computes in, by its first weight."""
-    if isinstance(model, torch.nn.Module):
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                return parameter.dtype
-    return otherwise
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return next((weight.dtype for weight in weights if weight.is_floating_point()), otherwise)

@@ -30,11 +30,11 @@ class _Members(nn.Module):
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        if len(self.members) == 0:
-            raise InputError("an ensemble needs at least one member, got none")
         equal = [1.0] * len(self.members)
+        if not equal:
+            raise InputError("an ensemble needs at least one member, got none")
         values = torch.as_tensor(equal if weights is None else weights, dtype=torch.float32)
-        if values.shape != (len(self.members),):
+        if values.shape != (len(equal),):
             raise InputError(f"{len(equal)} members need as many weights, got {values.tolist()}")
         if not (values.isfinite().all() and (values >= 0).all() and values.sum() > 0):
             raise InputError(f"weights must be finite, >= 0 and not all 0, got {values.tolist()}")
@@ -51,10 +51,8 @@ class _Members(nn.Module):
 
     def _answers(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each member's logits, on images of its own, as it may work in place, and its weight."""
-        return (
-            (member(x.clone()), weight)
-            for member, weight in zip(self.members, self.weights, strict=True)
-        )
+        for member, weight in zip(self.members, self.weights, strict=True):
+            yield member(x.clone()), weight
 
 
 class Ensemble(_Members):
@@ -81,31 +79,23 @@ class Mixture(_Members):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        logs = [
-            torch.log_softmax(logits, dim=1) + weight.log() for logits, weight in self._answers(x)
-        ]
-        return torch.stack(logs).logsumexp(dim=0)
+        logs = (logits.log_softmax(dim=1) + weight.log() for logits, weight in self._answers(x))
+        return torch.stack(list(logs)).logsumexp(dim=0)
 
     @classmethod
     def check_outermost(cls, model: Callable[[Tensor], Tensor]) -> None:
         """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
         inner = model.modules() if isinstance(model, nn.Module) else ()
         if any(isinstance(part, cls) for part in inner if part is not model):
-            remedy = (
-                "put what is around it into each member, Mixture([Sequential(..., member), ...])"
-            )
-            if isinstance(model, cls):
-                remedy = "give all members to one Mixture, with the products of their weights"
             raise InputError(
-                f"a Mixture inside {type(model).__name__} would be judged by its mean "
-                f"probabilities, and it draws a member: {remedy}"
+                f"a Mixture inside {type(model).__name__} would be judged by mean probabilities: "
+                "give all members, each with what is around it, to one Mixture"
             )
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""
-        return reduce(
-            add, ((logits.argmax(dim=1) == y) * weight for logits, weight in self._answers(x))
-        )
+        answers = self._answers(x)
+        return reduce(add, ((logits.argmax(dim=1) == y) * weight for logits, weight in answers))
 
 
 def members_of(model: object) -> list[tuple[nn.Module, float]]:
@@ -123,10 +113,8 @@ def members_of(model: object) -> list[tuple[nn.Module, float]]:
         layers = list(model)
         for i, part in enumerate(layers):
             if found := members_of(part):
-                return [
-                    (nn.Sequential(*layers[:i], member, *layers[i + 1 :]), weight)
-                    for member, weight in found
-                ]
+                before, after = layers[:i], layers[i + 1 :]
+                return [(nn.Sequential(*before, one, *after), weight) for one, weight in found]
     outer = next((part for part in model.modules() if isinstance(part, _Members)), None)
     if outer is None:
         return []

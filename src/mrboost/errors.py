@@ -22,12 +22,10 @@ class NanLogitsError(InputError):
     """The model's logits for an image are NaN."""
 
     def __init__(self, image: int, attack: str = "") -> None:
-        self.image, self.attack = image, attack
-        under = f" under {attack}" if attack else ""
-        super().__init__(
-            f"the model's logits for image {image}{under} are NaN: its weights or the image "
-            "are not finite"
-        )
+        self.image = image
+        self.attack = attack
+        of = f"image {image} under {attack}" if attack else f"image {image}"
+        super().__init__(f"the model's logits for {of} are NaN: are weights and image finite?")
 
 
 class UnfitError(InputError):

@@ -32,10 +32,8 @@ MOST_NESTED = 50
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and JSON facts in one safetensors file, replaced in one step."""
     # Cloned: safetensors refuses tensors that share memory, as tied weights do.
-    contiguous = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()
-    }
-    replace_file(path, safetensors.torch.save(contiguous, {"facts": json.dumps(facts)}))
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    replace_file(path, safetensors.torch.save(own, {"facts": json.dumps(facts)}))
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
@@ -62,14 +60,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    _check_regular(path)
+    require_regular(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
     except safetensors.SafetensorError as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file ({error}): restore it from a copy"
-        ) from None
+        problem = f"{path} is not a whole safetensors file ({error})"
+        raise InputError(f"{problem}: restore it from a copy") from None
 
 
 def _facts(file: Any, path: Path) -> dict[str, Any]:
@@ -83,7 +80,7 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which may be damaged or a stranger's."""
-    _check_regular(path)
+    require_regular(path)
     value = parse_json(path.read_bytes(), path)
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
@@ -97,12 +94,9 @@ def parse_json(text: str | bytes, path: Path) -> Any:
         value = json.loads(text)
         if _depth(value) > MOST_NESTED:
             raise RecursionError
-    except RecursionError:
-        raise InputError(
-            f"{path} is not valid here, its JSON is nested too deep: restore it from a copy"
-        ) from None
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}): restore it from a copy") from None
+    except (RecursionError, ValueError) as error:
+        problem = "nested too deep" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path} is not valid JSON ({problem}): restore it from a copy") from None
     return value
 
 
@@ -113,10 +107,10 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
-def _check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which would keep the reader waiting."""
+def require_regular(path: Path) -> None:
+    """Refuse pipes, devices and folders: a reader could wait for them without end."""
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} is not a regular file: restore it from a copy")
+        raise InputError(f"{path} is not a regular file: put a plain file in its place")
 
 
 @contextmanager
@@ -150,15 +144,12 @@ def replace_file(path: Path, content: bytes) -> None:
 def write_texts(files: Mapping[Path, str]) -> None:
     """Pages and plots, where the user wants them."""
     for path, text in files.items():
-        if path.is_dir():
-            raise InputError(f"cannot write {str(path)!r}: it is a folder: name a file")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
         except OSError as error:
-            raise InputError(
-                f"cannot write {str(path)!r}: {error.strerror}: choose another place"
-            ) from None
+            problem = f"cannot write {str(path)!r}: {error.strerror}"
+            raise InputError(f"{problem}: choose another place") from None
 
 
 @contextmanager

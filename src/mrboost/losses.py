@@ -100,10 +100,8 @@ def margin_cross_entropy(
         return _reduce(raise_true + _pick(lower, other), reduction)
     # Masked rather than "the sum minus the true label's term": that term is huge exactly when the
     # example is classified well, and subtracting it would cancel the digits of the rest.
-    false_labels = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1) / (
-        logits.shape[1] - 1
-    )
-    return _reduce(raise_true + false_labels, reduction)
+    lower_false = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1)
+    return _reduce(raise_true + lower_false / (logits.shape[1] - 1), reduction)
 
 
 def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
@@ -150,9 +148,7 @@ def dlr(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor
     """
     gap = margin(logits, target, "none")
     if logits.shape[1] < 3:
-        raise ValueError(
-            f"dlr needs at least 3 classes, the logits have {logits.shape[1]}: use margin instead"
-        )
+        raise ValueError(f"dlr needs at least 3 classes, got {logits.shape[1]}: use margin")
     top = logits.topk(3, dim=1).values
     return _reduce(gap / (top[:, 0] - top[:, 2] + 1e-12), reduction)
 
@@ -221,9 +217,7 @@ class Smoothed:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise InputError(
-                f"label smoothing moves a share between 0 and 1, got {self.share}: 0.1 is usual"
-            )
+            raise InputError(f"smoothing must be between 0 and 1, got {self.share}: 0.1 is usual")
 
     def __call__(self, logits: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
         count, classes = logits.shape
@@ -245,10 +239,8 @@ def kl_divergence(p_logits: Tensor, q_logits: Tensor, reduction: Reduction = "me
         A number, or values ``(N,)``.
     """
     if p_logits.shape != q_logits.shape:
-        raise ValueError(
-            f"kl_divergence needs equal shapes, got {tuple(p_logits.shape)} and "
-            f"{tuple(q_logits.shape)}"
-        )
+        shapes = f"{tuple(p_logits.shape)} and {tuple(q_logits.shape)}"
+        raise ValueError(f"kl_divergence needs equal shapes, got {shapes}")
     p, q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
     return _reduce((p.exp() * (p - q)).sum(dim=1), reduction)
 
@@ -258,9 +250,8 @@ def margin_kl_divergence(
 ) -> Tensor:
     """``KL(softmax p ‖ softmax q) + KL(softmax −p ‖ softmax −q)``: to the KL divergence what MCE is
     to the cross-entropy. Args and returns are those of ``kl_divergence``."""
-    return kl_divergence(p_logits, q_logits, reduction) + kl_divergence(
-        -p_logits, -q_logits, reduction
-    )
+    lowered = kl_divergence(-p_logits, -q_logits, reduction)
+    return kl_divergence(p_logits, q_logits, reduction) + lowered
 
 
 def probability(logits: Tensor, label: Tensor) -> Tensor:
@@ -294,6 +285,4 @@ def _check(logits: Tensor, label: Tensor) -> None:
     if label.shape != logits.shape[:1]:
         raise ValueError(f"labels must have shape ({logits.shape[0]},), got {tuple(label.shape)}")
     if label.dtype != torch.int64:
-        raise TypeError(
-            f"labels must be int64 class indices, got {label.dtype}: convert with .long()"
-        )
+        raise TypeError(f"labels must be int64, got {label.dtype}: convert with .long()")

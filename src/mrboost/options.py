@@ -1,9 +1,8 @@
 """The options of a training, in one list: the command line, ``boost``, ``config.json`` and
 ``train --resume`` all follow from it.
 
-Adding one: its type in ``TrainingOptions``, a row in ``OPTIONS``, and a field of ``Config`` or of a
-part of the recipe, at the place that ``saved_as`` names. Nothing here imports torch, so that
-``mrboost --help`` is quick.
+Adding one: a line in ``TrainingOptions``, and a field of ``Config`` or of a part of the recipe, at
+the place that ``saved_as`` names. Nothing here imports torch, so that ``mrboost --help`` is quick.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 Schedule = Literal["piecewise", "one-cycle"]
 Start = Literal["uniform", "half", "gaussian", "clean"]
@@ -20,42 +19,10 @@ SelectOn = Literal["validation", "test"]
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Fast = Literal["auto", "on", "off"]
 
-
-class TrainingOptions(TypedDict, total=False):
-    """The options with their types; what is left out comes from the data and the recipe."""
-
-    model: str | None
-    rounds: int | None
-    epochs: int | None
-    later_epochs: int | None
-    eps: float | None
-    norm: str | None
-    steps: int | None
-    step_size: float | None
-    batch_size: int | None
-    lr: float | None
-    later_lr: float | None
-    schedule: Schedule | None
-    ema: float | None
-    clip: float | None
-    awp: float | None
-    smoothing: float | None
-    cutmix: float | None
-    padding: int | None
-    flip: bool | None
-    start: Start | None
-    penalty: float | None
-    eta: float | None
-    aggressive: bool | None
-    past: Past | None
-    validation: int | None
-    select_on: SelectOn | None
-    precision: Precision | None
-    fast: Fast | None
-    seed: int | None
-
-
-_TYPES = {name: get_args(hint)[0] for name, hint in get_type_hints(TrainingOptions).items()}
+Name = str | None
+Whole = int | None
+Number = float | None
+Switch = bool | None
 
 
 def fraction(text: str) -> float:
@@ -64,45 +31,46 @@ def fraction(text: str) -> float:
     try:
         return float(numerator) / float(denominator) if slash else float(numerator)
     except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number or a fraction such as 8/255"
-        ) from None
+        problem = f"{text!r} is not a number or a fraction such as 8/255"
+        raise argparse.ArgumentTypeError(problem) from None
 
 
 @dataclass(frozen=True)
 class Option:
     """One option of a training.
 
-    Args:
-        name: as ``boost`` takes it; on the command line ``later_epochs`` is ``--later-epochs``.
-        help: what ``--help`` says.
+    Attributes:
+        help: the line of ``--help``.
         saved_as: where ``config.json`` holds it, if not under its name: ``recipe.sampler.eta`` is
             the field ``eta`` of the recipe's sampler.
         default: what holds where neither the data nor the recipe say otherwise.
         zero_is_off: 0 takes the part out of the recipe that the option belongs to.
+        name: as ``boost`` takes it; on the command line ``later_epochs`` is ``--later-epochs``.
+        kind: its type: ``int``, ``float``, ``str``, ``bool`` or a ``Literal``.
     """
 
-    name: str
     help: str
     saved_as: str = ""
     default: Any = None
     zero_is_off: bool = False
+    name: str = ""
+    kind: Any = None
 
     @property
     def type(self) -> Callable[[str], Any]:
         """Makes the value of a text. ``bool`` stands for the pair ``--flip``, ``--no-flip``."""
         makers: dict[type, Callable[[str], Any]] = {int: int, bool: bool, float: fraction}
-        return makers.get(_TYPES[self.name], str)
+        return makers.get(self.kind, str)
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The values it may have, where these are few."""
-        return get_args(_TYPES[self.name])
+        return get_args(self.kind)
 
     @property
     def metavar(self) -> str:
         """What stands for the value in ``--help``."""
-        return {int: "N", float: "X"}.get(_TYPES[self.name], "NAME")
+        return {int: "N", float: "X"}.get(self.kind, "NAME")
 
     @property
     def flag(self) -> str:
@@ -121,76 +89,67 @@ class Option:
 
 
 _MODELS = "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME"
-OPTIONS: tuple[Option, ...] = (
-    Option("model", f"{_MODELS} (default: the data's)"),
-    Option("rounds", "boosting rounds (default: the recipe's)"),
-    Option("epochs", "epochs of each round (default: the data's usual number)"),
-    Option("later_epochs", "epochs of the rounds after the first (default: equal)"),
-    Option("eps", "radius of the ball, like 0.1 or 8/255 (default: the data's)"),
-    Option("norm", "Linf or L2 (default: Linf)", default="Linf"),
-    Option("steps", "steps of the training attack (default: the recipe's, 10)", "recipe.steps"),
-    Option("step_size", "length of those (default: the data's share of eps, more below 10 steps)"),
-    Option("batch_size", "images per step (default: the recipe's, 128)"),
-    Option("lr", "peak learning rate (default: the recipe's, 0.1)"),
-    Option("later_lr", "learning rate of the rounds after the first (default: equal)"),
-    Option("schedule", "piecewise or one-cycle (default: the recipe's)", "recipe.schedule"),
-    Option(
-        "ema",
-        "keep an average of the weights with this decay, 0.999 say; 0: no",
-        "recipe.ema",
-        zero_is_off=True,
-    ),
-    Option("clip", "bound the gradient's norm (default: no)", "recipe.clip"),
-    Option(
-        "awp",
-        "move the weights adversarially by this share, 0.01 say; 0: no",
-        "recipe.awp.gamma",
-        zero_is_off=True,
-    ),
-    Option(
-        "smoothing",
-        "smooth the labels by this share, 0.1 say; 0: no",
-        "recipe.objective.loss.share",
-        zero_is_off=True,
-    ),
-    Option(
-        "cutmix",
-        "mix this share of the images, 0.5 say; 0: no",
-        "recipe.cutmix.probability",
-        zero_is_off=True,
-    ),
-    Option("padding", "pixels that crops may be off (default: the data's)", "augment.padding"),
-    Option("flip", "mirror images at random (default: the data's)", "augment.flip"),
-    Option(
-        "start",
-        "of the training attack: uniform, half, gaussian, clean (default: the recipe's)",
-        "recipe.start",
-    ),
-    Option(
-        "penalty", "lambda of TRADES and MART (default: the recipe's)", "recipe.objective.weight"
-    ),
-    Option(
-        "eta", "inverse temperature of mrboost-exp's draws (default: 0.5)", "recipe.sampler.eta"
-    ),
-    Option(
-        "aggressive",
-        "attack the learner with the past members (default) or these alone",
-        "recipe.sampler.aggressive",
-    ),
-    Option("past", "weights of past members: last (default, as the paper) or best", default="last"),
-    Option("validation", "training images held out (default: a tenth, <= 1000)"),
-    Option(
-        "select_on",
-        "choose the best epoch on validation (default) or, as the paper, on test",
-        default="validation",
-    ),
-    Option("precision", "auto (default), 32-true or bf16-mixed", default="auto"),
-    Option(
-        "fast",
-        "attack quick copies, captured on a GPU: auto (default: where possible), on or off",
-        default="auto",
-    ),
-    Option("seed", "of every random draw (default: 0)", default=0),
-)
+_STEPS = "steps of the training attack (default: the recipe's, 10)"
+_STEP_SIZE = "length of those (default: the data's share of eps, more below 10 steps)"
+_SCHEDULE = "piecewise or one-cycle (default: the recipe's)"
+_EMA = "keep an average of the weights with this decay, 0.999 say; 0: no"
+_AWP = "move the weights adversarially by this share, 0.01 say; 0: no"
+_SMOOTHING = "smooth the labels by this share, 0.1 say; 0: no"
+_CUTMIX = "mix this share of the images, 0.5 say; 0: no"
+_PADDING = "pixels that crops may be off (default: the data's)"
+_FLIP = "mirror images at random (default: the data's)"
+_START = "of the training attack: uniform, half, gaussian, clean (default: the recipe's)"
+_PENALTY = "lambda of TRADES and MART (default: the recipe's)"
+_ETA = "inverse temperature of mrboost-exp's draws (default: 0.5)"
+_AGGRESSIVE = "attack the learner with the past members (default) or these alone"
+_PAST = "weights of past members: last (default, as the paper) or best"
+_SELECT_ON = "choose the best epoch on validation (default) or, as the paper, on test"
+_PRECISION = "auto (default), 32-true or bf16-mixed"
+_FAST = "attack quick copies: auto (default: where possible), on or off"
 
-BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
+
+class TrainingOptions(TypedDict, total=False):
+    """The options with their types; what is left out comes from the data and the recipe."""
+
+    model: Annotated[Name, Option(f"{_MODELS} (default: the data's)")]
+    rounds: Annotated[Whole, Option("boosting rounds (default: the recipe's)")]
+    epochs: Annotated[Whole, Option("epochs of each round (default: the data's usual number)")]
+    later_epochs: Annotated[Whole, Option("epochs of the rounds after the first (default: equal)")]
+    eps: Annotated[Number, Option("radius of the ball, like 0.1 or 8/255 (default: the data's)")]
+    norm: Annotated[Name, Option("Linf or L2 (default: Linf)", default="Linf")]
+    steps: Annotated[Whole, Option(_STEPS, "recipe.steps")]
+    step_size: Annotated[Number, Option(_STEP_SIZE)]
+    batch_size: Annotated[Whole, Option("images per step (default: the recipe's, 128)")]
+    lr: Annotated[Number, Option("peak learning rate (default: the recipe's, 0.1)")]
+    later_lr: Annotated[Number, Option("learning rate after the first round (default: equal)")]
+    schedule: Annotated[Schedule | None, Option(_SCHEDULE, "recipe.schedule")]
+    ema: Annotated[Number, Option(_EMA, "recipe.ema", zero_is_off=True)]
+    clip: Annotated[Number, Option("bound the gradient's norm (default: no)", "recipe.clip")]
+    awp: Annotated[Number, Option(_AWP, "recipe.awp.gamma", zero_is_off=True)]
+    smoothing: Annotated[
+        Number, Option(_SMOOTHING, "recipe.objective.loss.share", zero_is_off=True)
+    ]
+    cutmix: Annotated[Number, Option(_CUTMIX, "recipe.cutmix.probability", zero_is_off=True)]
+    padding: Annotated[Whole, Option(_PADDING, "augment.padding")]
+    flip: Annotated[Switch, Option(_FLIP, "augment.flip")]
+    start: Annotated[Start | None, Option(_START, "recipe.start")]
+    penalty: Annotated[Number, Option(_PENALTY, "recipe.objective.weight")]
+    eta: Annotated[Number, Option(_ETA, "recipe.sampler.eta")]
+    aggressive: Annotated[Switch, Option(_AGGRESSIVE, "recipe.sampler.aggressive")]
+    past: Annotated[Past | None, Option(_PAST, default="last")]
+    validation: Annotated[Whole, Option("training images held out (default: a tenth, <= 1000)")]
+    select_on: Annotated[SelectOn | None, Option(_SELECT_ON, default="validation")]
+    precision: Annotated[Precision | None, Option(_PRECISION, default="auto")]
+    fast: Annotated[Fast | None, Option(_FAST, default="auto")]
+    seed: Annotated[Whole, Option("of every random draw (default: 0)", default=0)]
+
+
+def _named(name: str, annotated: Any) -> Option:
+    """The option of a field, with the field's name and type."""
+    hint, option = get_args(annotated)
+    return Option(**{**vars(option), "name": name, "kind": get_args(hint)[0]})
+
+
+_HINTS = get_type_hints(TrainingOptions, include_extras=True)
+BY_NAME: dict[str, Option] = {name: _named(name, hint) for name, hint in _HINTS.items()}
+OPTIONS: tuple[Option, ...] = tuple(BY_NAME.values())

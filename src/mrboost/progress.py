@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import io
+import math
 import sys
 import time
 from typing import Self
@@ -11,6 +12,8 @@ from tqdm import tqdm
 
 EVERY = 60.0
 """Seconds between two lines in a log."""
+_SHARE = "{percentage:.0f}% of all, about {remaining} left"
+"""What a line says, in the words of tqdm's ``bar_format``."""
 
 
 def note(line: str) -> None:
@@ -31,18 +34,13 @@ class Meter:
 
     def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
         self._name = name
-        self._bar = tqdm(
-            unit=unit,
-            unit_scale=True,
-            dynamic_ncols=True,
-            smoothing=0,
-            disable=not (shown and _has_room_for_a_bar()),
-        )
-        self._lines = shown and self._bar.disable
+        self._lines = shown and not sys.stderr.isatty()
+        # Without a terminal the bar only counts, and is written nowhere.
+        where = {"file": io.StringIO(), "mininterval": math.inf} if self._lines else {}
+        how = {"unit": unit, "unit_scale": True, "dynamic_ncols": True, "smoothing": 0}
+        self._bar = tqdm(disable=not shown, **how, **where)
         self._began = self._last_line = time.monotonic()
-        self._count = self._total = 0
         self._doing = ""
-        self._pace_from = (self._began, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +51,7 @@ class Meter:
     def begin(self, total: int | None, done: int = 0) -> None:
         """So many are to come in all, if it is known, and so many were done before."""
         self._bar.total = total
-        self._total = total or 0
-        self._bar.n = self._count = done
+        self._bar.n = done
         self.skip(0)
 
     def doing(self, what: str) -> None:
@@ -63,15 +60,12 @@ class Meter:
 
     def __call__(self, count: int) -> None:
         self._bar.update(count)
-        self._count += count
         if time.monotonic() - self._last_line >= EVERY:
             self.say(self._doing)
 
     def skip(self, count: int) -> None:
         """Count what was done before; up to here nothing is known of the pace."""
         self._bar.update(count)
-        self._count += count
-        self._pace_from = (time.monotonic(), self._count)
         self._bar.initial = self._bar.last_print_n = self._bar.n
         self._bar.start_t = self._bar.last_print_t = time.time()
 
@@ -83,29 +77,10 @@ class Meter:
     def say(self, what: str) -> None:
         """A line with the time that passed and the time left, where there is no bar."""
         self._last_line = now = time.monotonic()
-        if self._lines:
-            share = f"{min(1.0, self._count / self._total):.0%} of all, " if self._total else ""
-            line = f"{self._name}: {what} ({share}{now - self._began:.0f} s{self._left(now)})"
-            print(line, file=sys.stderr, flush=True)
-
-    def _left(self, now: float) -> str:
-        """What the rest takes at the pace so far."""
-        began, before = self._pace_from
-        if not before < self._count < self._total:
-            return ""
-        seconds = (now - began) * (self._total - self._count) / (self._count - before)
-        if seconds < 100:
-            return f", about {max(1.0, seconds):.0f} s left"
-        if seconds < 6000:
-            return f", about {seconds / 60:.0f} min left"
-        return f", about {seconds / 3600:.0f} h left"
-
-
-def _has_room_for_a_bar() -> bool:
-    """Whether standard error is a terminal with columns."""
-    if not sys.stderr.isatty():
-        return False
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (OSError, ValueError):  # it does not tell
-        return True
+        if not self._lines:
+            return
+        passed = tqdm.format_interval(now - self._began)
+        if self._bar.total:
+            facts = self._bar.format_dict | {"bar_format": _SHARE, "ncols": None, "prefix": ""}
+            passed = f"{tqdm.format_meter(**facts)}, {passed} so far"
+        print(f"{self._name}: {what} ({passed})", file=sys.stderr, flush=True)

@@ -99,10 +99,8 @@ class ImageStreams:
     def draw(self, kind: Callable[..., Tensor], like: Tensor) -> Tensor:
         """``kind`` (torch.rand or torch.randn) in the shape of ``like``, image by image."""
         assert len(like) == len(self._generators)
-        parts = [
-            kind(like.shape[1:], generator=generator, dtype=torch.float32)
-            for generator in self._generators
-        ]
+        shape = like.shape[1:]
+        parts = [kind(shape, generator=each, dtype=torch.float32) for each in self._generators]
         return torch.stack(parts).to(like.device, like.dtype)
 
 

@@ -273,7 +273,7 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
     shown = [line.split()[0] for line in out.splitlines()[2:]]
     assert shown == ["clean", "pgd-3", "fgsm", "failed:"]
     problem = "mine: function made NaN of image 0: the attack is at fault; all else was measured"
-    assert error == f"mrboost: error: {problem}\n"
+    assert error == f"mrboost: error: best weights, eps = 0.1: {problem}\n"
     kept = results_of(run)["evaluations"][-1]["outcomes"]
     assert [outcome["attack"] for outcome in kept] == ["clean", "pgd-3", "fgsm"]
     assert main([*command, "--json"]) == 2
@@ -317,7 +317,7 @@ def test_a_classifier_that_gives_no_numbers_costs_the_others_nothing(run: Path, 
     last, best = json.loads(out)["evaluations"]
     assert (last["outcomes"], last["failed"]) == ([], ["clean"])
     assert [outcome["attack"] for outcome in best["outcomes"]] == ["clean", "fgsm"]
-    said = "last weights, members: 1, eps = 0.1: the model's logits for image 0 are NaN"
+    said = "last weights, eps = 0.1: the model's logits for image 0 are NaN"
     assert error.splitlines()[-1].startswith(f"mrboost: error: {said}")
     kept = results_of(run)["evaluations"]
     assert not any(evaluation["weights"] == "last" and evaluation["n"] == 12 for evaluation in kept)
@@ -396,14 +396,14 @@ def test_a_report_of_a_run_that_one_may_only_read(
     page = tmp_path / "page.html"
     command = ["report", run, "--n", "20", "--quiet", "--out", page, "--attack"]
     assert "unknown attack 'adgp-ce': did you mean apgd-ce" in error_of(capsys, *command, "adgp-ce")
-    done(*command, "apgd-ce")
-    assert "best weights, apgd-ce." in page.read_text()
+    done(*command, "pgd-3")
+    assert "best weights, pgd-3." in page.read_text()
     curve = results_of(run)["curve"]
     split = mrboost.runs.evaluate_run.draw(mrboost.data.load("digits").test, 20)
     radii = [scale * 0.1 for scale in mrboost.report.report.CURVE_RADII]
-    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="apgd-ce")
+    wanted = mrboost.robustness_curve(mrboost.load(run), split, None, radii, attack="pgd-3")
     assert [point[1] for point in curve["points"]] == [point.accuracy for point in wanted]
-    assert curve["attack"] == "apgd-ce"
+    assert curve["attack"] == "pgd-3"
 
     def read_only(self: object, change: object) -> None:
         raise OSError(30, "Read-only file system")

@@ -189,8 +189,8 @@ def special(kind):
         ("zip", {LINK: b"/etc/hostname"}, r"train/cat/z\.png' is a link or a device"),
         ("tar.gz", {"bomb.png": bytes(65 * 2**20)}, r"bomb\.png' unpacks to"),
         ("zip", {"bomb.png": bytes(65 * 2**20)}, r"bomb\.png' unpacks to"),
-        ("tar", {"train/a\x1b[31m/0.png": b""}, "control characters or is no UTF-8"),
-        ("tar", {"train/b\udcff/0.png": b""}, "control characters or is no UTF-8"),
+        ("tar", {"train/a\x1b[31m/0.png": b""}, "has control characters"),
+        ("tar", {"train/b\udcff/0.png": b""}, "has control characters"),
     ],
 )
 def test_hostile_members_are_refused(tmp_path, kind, files, message):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,36 +79,28 @@ def _unknown_argument(argument: str, command: str, commands: Mapping[str, _Parse
             remedy = f": did you mean --{close[0]}?"
         elif takers:
             remedy = f": it is an option of mrboost {', '.join(takers)}, not of {command}"
-    return InputError(
-        f"unknown argument {argument!r}{remedy} (see {commands[command].prog} --help)"
-    )
+    see = f"(see {commands[command].prog} --help)"
+    return InputError(f"unknown argument {argument!r}{remedy} {see}")
 
 
 def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
-    parser = _Parser(
-        prog="mrboost",
-        description="Train classifiers that withstand adversarial inputs, measure how well they "
-        "do, and report it.",
-        epilog="A first try, a minute on a laptop: mrboost train at-mce --data digits, then "
-        "evaluate and report the folder that it names.",
-    )
+    purpose = "Train classifiers that withstand adversarial inputs, and measure how well they do."
+    first_try = "A first try: mrboost train at-mce --data digits, a minute on a laptop."
+    parser = _Parser(prog="mrboost", description=purpose, epilog=first_try)
     parser.add_argument("--version", action="version", version=f"mrboost {__version__}")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
-    )
-    for name, add_arguments in _COMMANDS.items():
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add_arguments in _COMMANDS:
+        name = add_arguments.__name__.removeprefix("_")
         description = " ".join((add_arguments.__doc__ or "").split())
         first = re.split("[.:]", description)[0]
-        command: _Parser = commands.add_parser(
-            name, help=first[0].lower() + first[1:], description=description
-        )
+        short = first[0].lower() + first[1:]
+        command = commands.add_parser(name, help=short, description=description)
         add_arguments(command)
+        _add(command, "--json", "print one JSON document on standard output")
     return parser, commands.choices
 
 
-def _add(
-    to: Any, option: str, text: str, kind: Callable[[str], Any] = str, **settings: Any
-) -> None:
+def _add(to: Any, option: str, text: str, kind: Any = str, **settings: Any) -> None:
     """Add one option: ``"--rounds T"`` takes a value called T, ``"--staged"`` is a switch."""
     name, _, metavar = option.partition(" ")
     if metavar:
@@ -164,9 +156,8 @@ def _evaluate(p: _Parser) -> None:
     _add(how, "--batch-size N", "images at a time (default: chosen to fit)", int)
     _common(p)
     p.epilog = (
-        "In the table, margin is the mean of the true logit minus the largest other one on the "
-        "attacked images, least the smallest: below 0 an image is misclassified. AutoAttack stops "
-        "at an image's first mistake."
+        "In the table, margin and least are the mean and the smallest difference between the true "
+        "logit and the largest other one on attacked images: below 0, one is misclassified."
     )
 
 
@@ -176,7 +167,6 @@ def _join(p: _Parser) -> None:
     p.add_argument("targets", nargs="+", metavar="RUN", help=runs)
     _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
     _imports(p)
-    _add(p, "--json", "print one JSON document")
 
 
 def _reweight(p: _Parser) -> None:
@@ -227,14 +217,12 @@ def _recipes(p: _Parser) -> None:
     """List the methods, or show how one is composed."""
     _add(p, "--show NAME", "the parts, the formula and the reference of one recipe")
     _add(p, "--markdown", "a table of how each is composed")
-    _add(p, "--json", "print one JSON document")
 
 
 def _data(p: _Parser) -> None:
     """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
     _data_folder(p)
-    _add(p, "--json", "print one JSON document")
 
 
 def _common(p: _Parser) -> None:
@@ -243,7 +231,6 @@ def _common(p: _Parser) -> None:
     _add(group, "--device D", "auto (default), cpu, cuda, cuda:1 or mps", default="auto")
     _data_folder(group)
     _imports(group)
-    _add(group, "--json", "print one JSON document on standard output")
     _add(group, "--quiet", "no progress on standard error")
 
 
@@ -258,17 +245,8 @@ def _data_folder(to: Any) -> None:
     _add(to, "--no-verify", other, dest="verify", action="store_false")
 
 
-_COMMANDS: Mapping[str, Callable[[_Parser], None]] = {
-    "train": _train,
-    "evaluate": _evaluate,
-    "join": _join,
-    "reweight": _reweight,
-    "report": _report,
-    "study": _study,
-    "recipes": _recipes,
-    "data": _data,
-}
-"""The functions that add their arguments; their docstrings are what ``--help`` says of them."""
+_COMMANDS = (_train, _evaluate, _join, _reweight, _report, _study, _recipes, _data)
+"""Each adds the arguments of the command of its name; its docstring is what ``--help`` says."""
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -3,13 +3,13 @@ report | study | recipes | data``."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
 import os
 import shlex
 import sys
+from argparse import Namespace
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,6 @@ from mrboost import recipes
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, UnfinishedError
-from mrboost.evaluation.result import format_eps
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes.config import saved_options
@@ -32,8 +31,11 @@ from mrboost.training.boost import boost
 
 from .listings import show_data, show_recipes
 
+Classifiers = list[tuple[str, int]]
+"""Which weights, and how many members."""
 
-def run(options: argparse.Namespace) -> None:
+
+def run(options: Namespace) -> None:
     """Run the command that ``arguments.parse`` read."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
@@ -41,80 +43,61 @@ def run(options: argparse.Namespace) -> None:
     try:
         COMMANDS[options.command](options)
     except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"out of memory ({str(error).splitlines()[0]}): lower --batch-size"
-        ) from None
+        problem = f"out of memory ({str(error).splitlines()[0]})"
+        raise InputError(f"{problem}: lower --batch-size") from None
 
 
-def _where(options: argparse.Namespace) -> dict[str, Any]:
+def _where(options: Namespace) -> dict[str, Any]:
     """What the commands that compute have in common."""
-    return {
-        "device": options.device,
-        "data_dir": options.data_dir,
-        "verify": options.verify,
-        "progress": not options.quiet,
-    }
+    common = {name: getattr(options, name) for name in ("device", "data_dir", "verify")}
+    return common | {"progress": not options.quiet}
 
 
-def _training_options(options: argparse.Namespace) -> dict[str, Any]:
+def _training_options(options: Namespace) -> dict[str, Any]:
     """The options of a training that were given."""
     values = {option.name: getattr(options, option.name, None) for option in OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _show(options: argparse.Namespace, document: object, text: str) -> None:
+def _show(options: Namespace, document: object, text: str) -> None:
     """Print what a command found: with ``--json`` as one document."""
     print(json.dumps(document, indent=2) if options.json else text)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: Namespace) -> None:
     given = _training_options(options)
     if options.recipe is None:
         given = _take_from_run(options) | given
-    recipe, source = recipes.get(options.recipe), options.data or "digits"
+    recipe = recipes.get(options.recipe)
+    source = options.data or "digits"
     default = f"{slug(source)}-{recipe.name}-seed{given.get('seed', 0)}"
     out = options.out or Path("runs") / default
-    boost(
-        recipe,
-        source,
-        out=out,
-        resume=options.resume,
-        first=options.first,
-        **_where(options),
-        **cast(TrainingOptions, given),
-    )
+    how = {"out": out, "resume": options.resume, "first": options.first, **_where(options)}
+    boost(recipe, source, **how, **cast(TrainingOptions, given))
     if not is_first_process():
         return
     run = Run.open(out)
     rounds = _rounds(run)
     lines = [f"trained {recipe.name} on {source}: {out}"]
-    for row in rounds:
-        for which in ("best", "last"):
-            epoch = row[which]
-            lines.append(
-                f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}  "
-                f"{run.config['select_on']} clean {epoch['clean']:.2%}  "
-                f"pgd-20 {epoch['robust']:.2%}"
-            )
+    for row, which in product(rounds, ("best", "last")):
+        epoch = row[which]
+        found = f"clean {epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
+        place = f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}"
+        lines.append(f"{place}  {run.config['select_on']} {found}")
     same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
     lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
 
 
-def _take_from_run(options: argparse.Namespace) -> dict[str, Any]:
+def _take_from_run(options: Namespace) -> dict[str, Any]:
     """The options that the run in --out was trained with; its recipe and data go into
     ``options``."""
     if not (options.resume and options.out):
-        raise InputError(
-            "give a RECIPE to train, or --resume with the --out of a run (list: mrboost recipes)"
-        )
+        raise InputError("give a RECIPE (list: mrboost recipes), or --resume with --out of a run")
     config = Run.open(options.out).config
     if "joined" in config:
-        raise InputError(
-            f"{str(options.out)!r} joins networks that were trained apart: train those, "
-            "and join them"
-        )
+        raise InputError(f"{str(options.out)!r} joins networks: train each of them, and join again")
     options.recipe = config["recipe"]["name"]
     options.data = config["data"] if options.data is None else options.data
     options.data_dir = config.get("data_dir") if options.data_dir is None else options.data_dir
@@ -129,32 +112,33 @@ def _rounds(run: Run) -> list[dict[str, Any]]:
         rows = {row["epoch"]: row for row in metrics if row["round"] == round_}
         epochs = run.epochs(round_)
         if missing := set(epochs.values()) - rows.keys():
-            raise InputError(
-                f"{run.folder / 'metrics.jsonl'} has no line of round {round_}, epoch "
-                f"{min(missing)}: restore it from a copy; the weights are there, mrboost evaluate "
-                "works"
-            )
+            problem = f"metrics.jsonl has no line of round {round_}, epoch {min(missing)}"
+            raise InputError(f"{run.folder}: {problem}: restore it from a copy")
         rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
     return rounds
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: Namespace) -> None:
     run = Run.open(options.target)
     classifiers = _classifiers(options, run)
     names = [name.strip() for name in options.attack.split(",")]
     place = _place(options, run, names, classifiers)
-    where = {"device": options.device, "data_dir": options.data_dir, "verify": options.verify}
+    where = _where(options)
+    progress = where.pop("progress")
     shown = is_first_process() and not options.json
     document: dict[str, Any] = {"run": options.target, "evaluations": []}
     problems: list[str] = []
     for which, rounds in classifiers:
         classifier = {"weights": which, "members": rounds}
+        described = f"{which} weights"
+        if run.rounds_done() > 1:
+            described += f", {rounds} of {run.rounds_done()} members"
         found: list[dict[str, Any]] = []
         for number, eps in enumerate(options.eps):
             request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
             how = EvaluationOptions(
                 batch_size=options.batch_size,
-                progress=not options.quiet,
+                progress=progress,
                 check=options.check,
                 keep=place / str(number),
                 resume=options.resume,
@@ -164,12 +148,11 @@ def _evaluate(options: argparse.Namespace) -> None:
                 result = evaluate_run(run, names, request, how, **where)
             except UnfinishedError as error:
                 result = error.evaluation
-                problem = f"{which} weights, members: {rounds}, eps = {format_eps(result.eps or 0)}"
-                several = len(classifiers) * len(options.eps) > 1
-                problems.append(f"{problem}: {error}" if several else str(error))
+                radius = run.config["eps"] if eps is None else eps
+                problems.append(f"{described}, eps = {radius:g}: {error}")
             found.append(classifier | result.to_dict())
             if shown:
-                print(f"{options.target}, {_described(run, which, rounds)}: {result}")
+                print(f"{options.target}, {described}: {result}")
         document["evaluations"] += found
         if len(options.eps) > 1:
             points = curve(found)
@@ -188,9 +171,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     clear(place)
 
 
-def _place(
-    options: argparse.Namespace, run: Run, names: list[str], classifiers: list[tuple[str, int]]
-) -> Path:
+def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifiers) -> Path:
     """Where this evaluation keeps what it has finished; with --resume, it says whether there is
     something."""
     radii = [run.config["eps"] if eps is None else eps for eps in options.eps]
@@ -198,23 +179,14 @@ def _place(
     processes = os.environ.get("WORLD_SIZE")
     place = place_of(run, classifiers, names, options.adaptive, options.n, ball, processes)
     if options.resume and not options.quiet and is_first_process():
+        saved = "nothing is saved of this evaluation, it starts anew"
         if any(place.rglob("*.safetensors")):
-            note(f"mrboost: goes on with what is saved in {place}")
-        else:
-            note("mrboost: nothing is saved of this evaluation, it starts anew")
+            saved = f"goes on with what is saved in {place}"
+        note(f"mrboost: {saved}")
     return place
 
 
-def _described(run: Run, which: str, rounds: int) -> str:
-    """The classifier in words."""
-    members = run.rounds_done()
-    if members < 2:
-        return f"{which} weights"
-    some = f"the first {rounds} of " if rounds < members else ""
-    return f"{which} weights of {some}{members} members"
-
-
-def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]:
+def _classifiers(options: Namespace, run: Run) -> Classifiers:
     """Which weights, and how many members, are asked for."""
     kinds = list(dict.fromkeys(options.weights.split(",")))
     for which in kinds:
@@ -227,53 +199,37 @@ def _classifiers(options: argparse.Namespace, run: Run) -> list[tuple[str, int]]
     if options.staged:
         stages = list(range(1, last + 1))
     if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError(
-            "--examples holds those of one classifier and ball: leave out --staged, give one "
-            "of --weights and --eps"
-        )
+        raise InputError("--examples are those of one classifier: give one of --weights and --eps")
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))
 
 
-def _join(options: argparse.Namespace) -> None:
+def _join(options: Namespace) -> None:
     members = len(join(options.targets, options.out))
-    _show(
-        options,
-        {"run": str(options.out), "members": members},
-        f"joined {members} networks: {options.out}\n"
-        f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged",
-    )
+    following = f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged"
+    text = f"joined {members} networks: {options.out}\n{following}"
+    _show(options, {"run": str(options.out), "members": members}, text)
 
 
-def _reweight(options: argparse.Namespace) -> None:
-    weights = reweight_run(
-        options.target, objective=options.objective, which=options.weights, **_where(options)
-    )
-    _show(
-        options,
-        {"run": options.target, "weights": weights},
-        f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}\n"
-        "earlier figures of all members are not of these weights: mrboost evaluate measures them",
-    )
+def _reweight(options: Namespace) -> None:
+    how = {"objective": options.objective, "which": options.weights, **_where(options)}
+    weights = reweight_run(options.target, **how)
+    text = f"{options.target}: weights {', '.join(f'{weight:.3f}' for weight in weights)}"
+    advice = "earlier figures are not of these weights: mrboost evaluate measures them"
+    _show(options, {"run": options.target, "weights": weights}, f"{text}\n{advice}")
 
 
-def _report(options: argparse.Namespace) -> None:
+def _report(options: Namespace) -> None:
     from mrboost.report import write_report  # matplotlib takes a second that no other command needs
 
     out = options.out or Path(options.targets[0]) / "report.html"
-    path = write_report(
-        options.targets,
-        out,
-        n=options.n,
-        attack=options.attack,
-        plots_dir=options.plots,
-        **_where(options),
-    )
+    how = {"n": options.n, "attack": options.attack, "plots_dir": options.plots}
+    path = write_report(options.targets, out, **how, **_where(options))
     _show(options, {"report": str(path)}, f"{text_table(options.targets)}\nreport: {path}")
 
 
-def _study(options: argparse.Namespace) -> None:
+def _study(options: Namespace) -> None:
     from mrboost import studies
 
     if options.list:
@@ -296,20 +252,15 @@ def _study(options: argparse.Namespace) -> None:
     chosen = studies.choose(trainings, options.only, options.part)
     for training in chosen if options.part else trainings:
         training.run()  # refuses, before any training, a run of another configuration
-    found: dict[str, Any] = {
-        "study": request.study.name,
-        "scale": scale.name,
-        "runs": [str(training.folder) for training in chosen],
-    }
+    folders = [str(training.folder) for training in chosen]
+    found: dict[str, Any] = {"study": options.name, "scale": scale.name, "runs": folders}
     if options.plan:
         found["commands"] = [training.command() for training in chosen]
         _show(options, found, studies.describe_plan(chosen))
         return
     studies.carry_out(chosen, **_where(options))
-    text = (
-        f"{len(chosen)} trainings done: gather {request.out / 'runs'} of all parts, then the "
-        "command without --part"
-    )
+    advice = f"gather {request.out / 'runs'} of all parts, then the command without --part"
+    text = f"{len(chosen)} trainings done: {advice}"
     if options.part is None:
         command = shlex.join(["mrboost", *options.arguments])
         markdown, html = studies.write_page(request, command)
@@ -326,9 +277,8 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(name)
     except (ImportError, ValueError) as error:
-        raise InputError(
-            f"cannot import {module!r} ({error}): run from the folder of {name}.py"
-        ) from None
+        problem = f"cannot import {module!r} ({error})"
+        raise InputError(f"{problem}: run from the folder of {name}.py") from None
     finally:
         sys.path.pop(0)
 

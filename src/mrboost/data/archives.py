@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from mrboost.errors import InputError
+from mrboost.files import require_regular
 
 MIB = 2**20
 GIB = 2**30
@@ -55,29 +56,22 @@ class Budget:
         self.files += 1
         self.read += size
         if size > self.largest:
-            raise InputError(
-                f"{self.source}: {name!r} unpacks to {size} bytes: refused, no more than "
-                f"{self.largest // MIB} MiB are allowed in a file"
-            )
+            limit = f"no more than {self.largest // MIB} MiB are allowed"
+            raise InputError(f"{self.source}: {name!r} unpacks to {size} bytes: {limit}, refused")
         if self.files > MAX_FILES or self.read > MAX_READ:
-            raise InputError(
-                f"{self.source} holds more than {MAX_FILES:,} files or {MAX_READ // GIB} GiB: "
-                "keep only the images, or make them smaller"
-            )
+            limit = f"{MAX_FILES:,} files or {MAX_READ // GIB} GiB"
+            raise InputError(f"{self.source} holds more than {limit}: keep only the images")
 
     def add_memory(self, size: int) -> None:
         """Count memory for pixels before they are decoded."""
         self.memory += size
+        limit = ""
         if self.memory > MAX_MEMORY:
-            raise InputError(
-                f"{self.source}: the images need more than {MAX_MEMORY // GIB} GiB of memory: "
-                "make them smaller"
-            )
-        if self.memory > GIB + MAX_RATIO * self.read:
-            raise InputError(
-                f"{self.source}: the images need more than {MAX_RATIO} times their files' size in "
-                "memory, as decompression bombs do: save them smaller"
-            )
+            limit = f"{MAX_MEMORY // GIB} GiB of memory"
+        elif self.memory > GIB + MAX_RATIO * self.read:
+            limit = f"{MAX_RATIO} times their files' size in memory"
+        if limit:
+            raise InputError(f"{self.source}: the images need more than {limit}: make them smaller")
 
 
 class Member(NamedTuple):
@@ -85,9 +79,10 @@ class Member(NamedTuple):
     data: bytes | None  # None for a folder
 
 
-def members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
-) -> Iterator[Member]:
+Wanted = Callable[[PurePosixPath], bool]
+
+
+def members(archive: Path, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     """The folders of an archive and those of its files whose path is ``wanted``, in the archive's
     order. Raises InputError for an archive that is damaged, or hostile as described above."""
     require_regular(archive)
@@ -98,7 +93,9 @@ def members(
             yield from _zip_members(archive, wanted, budget)
         else:
             openers = (found for start, found in _OPENERS.items() if magic.startswith(start))
-            yield from _tar_members(archive, next(openers, open), wanted, budget)
+            with next(openers, open)(archive, "rb") as file:
+                yield from _tar_members(archive, file, wanted, budget)
+                file.read(MIB)  # to the end of the stream, where its checksum is verified
 
 
 def read_file(file: Path, budget: Budget) -> bytes:
@@ -111,16 +108,9 @@ def read_file(file: Path, budget: Budget) -> bytes:
         with opener(file, "rb") as stream:
             data: bytes = stream.read(budget.largest + 1)
     if len(data) > budget.largest:
-        raise InputError(
-            f"{file} is larger than the {budget.largest // MIB} MiB allowed: get the official file"
-        )
+        limit = f"{budget.largest // MIB} MiB"
+        raise InputError(f"{file} is larger than the {limit} allowed: get the official file")
     return data
-
-
-def require_regular(file: Path) -> None:
-    """Refuse pipes and devices, which can be waited for without end."""
-    if file.exists() and not file.is_file():
-        raise InputError(f"{file} is not a regular file: give a plain file or a folder")
 
 
 @contextmanager
@@ -140,37 +130,25 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _tar_members(
-    archive: Path,
-    opener: Callable[..., Any],
-    wanted: Callable[[PurePosixPath], bool],
-    budget: Budget,
-) -> Iterator[Member]:
-    with opener(archive, "rb") as file:
-        stream: Any = _BoundedReads(file, budget)
-        tar: Any
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # it would keep all headers
-                path = _checked_path(archive, info.name, info.isdir() or info.isreg())
-                budget.add_file(info.name, info.size)
-                if info.isdir():
-                    yield Member(path, None)
-                elif wanted(path):
-                    content = tar.extractfile(info)
-                    assert content is not None
-                    yield Member(path, content.read())
-            # tarfile takes the end of the file for the end of the archive; a cut between two
-            # members shows only in the missing block of zeros, which it would have read past its
-            # last offset.
-            if stream.tell() <= tar.offset:
-                raise tarfile.ReadError("the end-of-archive mark is missing")
-        file.read(MIB)  # to the end of the compressed stream, where its checksum is verified
+def _tar_members(archive: Path, file: Any, wanted: Wanted, budget: Budget) -> Iterator[Member]:
+    stream: Any = _BoundedReads(file, budget)
+    tar: Any
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # it would keep all headers
+            path = _checked_path(archive, info.name, info.isdir() or info.isreg())
+            budget.add_file(info.name, info.size)
+            if info.isdir():
+                yield Member(path, None)
+            elif wanted(path):
+                yield Member(path, tar.extractfile(info).read())
+        # tarfile takes the end of the file for the end of the archive; a cut between two members
+        # shows only in the missing block of zeros, which it would have read past its last offset.
+        if stream.tell() <= tar.offset:
+            raise tarfile.ReadError("the end-of-archive mark is missing")
 
 
-def _zip_members(
-    archive: Path, wanted: Callable[[PurePosixPath], bool], budget: Budget
-) -> Iterator[Member]:
+def _zip_members(archive: Path, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     with archive.open("rb") as file:
         stream: Any = _BoundedReads(file, budget)
         with zipfile.ZipFile(stream) as bundle:
@@ -201,22 +179,16 @@ class _BoundedReads:
 
     def read(self, size: int = -1) -> bytes:
         if size > max(MAX_HEADER, self._budget.largest) + tarfile.BLOCKSIZE:
-            raise InputError(
-                f"{self._budget.source}: a header announces {size} bytes: refused, get the archive "
-                "again"
-            )
+            problem = f"{self._budget.source}: a header announces {size} bytes"
+            raise InputError(f"{problem}: refused, get the archive again")
         return self._file.read(size)
 
 
 def _checked_path(archive: Path, name: str, plain: bool) -> PurePosixPath:
     path = PurePosixPath(name)
+    problem = "" if plain else "is a link or a device"
     if path.is_absolute() or ".." in path.parts:
-        raise InputError(
-            f"{archive}: member {name!r} points outside the archive: refused, pack it again"
-        )
-    if not plain:
-        raise InputError(
-            f"{archive}: member {name!r} is a link or a device: refused, pack plain files "
-            "(tar --dereference --hard-dereference)"
-        )
+        problem = "points outside the archive"
+    if problem:
+        raise InputError(f"{archive}: member {name!r} {problem}: refused, pack only plain files")
     return path

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mrboost.data.archives import reading
 from mrboost.errors import InputError, unknown_name
 from mrboost.seeds import derive
 
@@ -35,14 +35,11 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or self.x.dtype not in (torch.uint8, torch.float32):
-            raise InputError(
-                f"images have shape {tuple(self.x.shape)} and type {self.x.dtype}: "
-                "give (N, C, H, W), uint8 in 0..255 or float32 in [0, 1]"
-            )
+            found = f"images have shape {tuple(self.x.shape)} and type {self.x.dtype}"
+            raise InputError(f"{found}: give (N, C, H, W), uint8 or float32 in [0, 1]")
         if self.y.ndim != 1 or self.y.dtype != torch.int64:
-            raise InputError(
-                f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}: give (N,), int64"
-            )
+            found = f"labels have shape {tuple(self.y.shape)} and type {self.y.dtype}"
+            raise InputError(f"{found}: give (N,), int64")
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} images but {len(self.y)} labels: give one for each")
 
@@ -84,16 +81,14 @@ class Dataset:
     defaults: Defaults
 
     def __post_init__(self) -> None:
-        for part, split in (("train", self.train), ("test", self.test)):
-            _check_values(split, len(self.classes), f"{self.name} {part}")
+        _check_values(self.train, len(self.classes), f"{self.name} train")
+        _check_values(self.test, len(self.classes), f"{self.name} test")
         if len(self.classes) < 2:
             raise InputError(f"{self.name} has {len(self.classes)} class: give at least two")
         test_shape = tuple(self.test.x.shape[1:])
         if self.shape != test_shape:
-            raise InputError(
-                f"{self.name}: training images are {self.shape} but test images are {test_shape} "
-                "(channels, height, width): make them the same size"
-            )
+            shapes = f"training images are {self.shape} but test images are {test_shape}"
+            raise InputError(f"{self.name}: {shapes}: resize them")
 
     @property
     def num_classes(self) -> int:
@@ -161,9 +156,7 @@ def from_tensors(
     if classes is None:
         largest = int(train.y.max()) if len(train) else 0
         if largest >= MAX_CLASSES:
-            raise InputError(
-                f"label {largest} makes more than {MAX_CLASSES:,} classes: use 0, 1, …"
-            )
+            raise InputError(f"label {largest} makes more than {MAX_CLASSES:,} classes: renumber")
         classes = [str(label) for label in range(largest + 1)]
     usual = usual_defaults(train.x.shape[2])
     if unknown := defaults.keys() - asdict(usual).keys():
@@ -221,14 +214,10 @@ def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
 def _dense(value: object, what: str) -> Tensor:
     """A plain tensor that shares the memory of ``value`` where it can."""
     if not isinstance(value, Tensor):
-        try:
+        with reading(f"{what} cannot be read as an array of numbers", "give numbers of one shape"):
             array = np.asarray(value)
             native = array.astype(array.dtype.newbyteorder("="), copy=False)
             value = torch.from_numpy(np.require(native, requirements=["C", "W"]))
-        except (TypeError, ValueError) as error:  # words, or rows of different lengths
-            raise InputError(
-                f"{what} cannot be read as an array of numbers: {' '.join(str(error).split())}"
-            ) from None
     if value.is_nested or value.layout != torch.strided or value.is_meta or value.is_quantized:
         raise InputError(f"{what}: a nested, sparse, quantized or meta tensor: give a dense one")
     if value.is_complex():
@@ -244,20 +233,17 @@ def usual_defaults(height: int) -> Defaults:
 def _check_values(split: Split, num_classes: int, where: str) -> None:
     if split.x.numel() == 0:
         raise InputError(f"{where}: images have shape {tuple(split.x.shape)}: there are none")
-    low, high = (int(bound) for bound in split.y.aminmax())
-    if low < 0 or high >= num_classes:
+    wrong = split.y[(split.y < 0) | (split.y >= num_classes)]
+    if len(wrong):
+        label = f"label {int(wrong[0])} is out of range"
         raise InputError(
-            f"{where}: label {low if low < 0 else high} is out of range: "
-            f"labels of {num_classes} classes are 0..{num_classes - 1}"
+            f"{where}: {label}: those of {num_classes} classes are 0..{num_classes - 1}"
         )
     if split.x.dtype == torch.float32:
-        darkest, brightest = (float(bound) for bound in split.x.aminmax())
-        if math.isnan(darkest):  # NaN propagates to both
-            raise InputError(f"{where}: some pixels are NaN: remove or repair those images")
-        if darkest < 0 or brightest > 1:
-            raise InputError(
-                f"{where}: pixels span [{darkest:g}, {brightest:g}]: rescale them to [0, 1]"
-            )
+        low, high = (float(bound) for bound in split.x.aminmax())
+        if not (low >= 0 and high <= 1):  # of NaN, too
+            span = f"pixels span [{low:g}, {high:g}]"
+            raise InputError(f"{where}: {span}: rescale them to [0, 1], and repair NaN")
 
 
 def rank_in_class(y: Tensor) -> Tensor:
@@ -299,7 +285,8 @@ def drawn(train: Split, count: int, seed: int) -> Tensor:
     y = train.y.cpu()
     sizes = y.bincount()
     several = sizes * (sizes > 1)  # the only image of a class is for training
-    sizes = several if int(several.sum()) >= count else sizes
+    if int(several.sum()) >= count:
+        sizes = several
     total = int(sizes.sum())
     exact = sizes * count  # in units of 1 / total, so that the remainders stay whole numbers
     shares = exact // total

@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mrboost.data.archives import Budget, Member, members, reading, require_regular
+from mrboost.data.archives import Budget, Member, members, reading
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.errors import InputError
+from mrboost.files import require_regular
 
 TEST_NAMES = ("test", "val", "validation", "valid")
 SPLIT_NAMES = ("train", *TEST_NAMES)
@@ -121,9 +122,7 @@ def _place(member: Member, path: Path) -> Place | None:
     parts = member.path.parts if member.data is not None else (*member.path.parts, "")
     if len(parts) >= 3 and parts[-3] in SPLIT_NAMES and not parts[-2].startswith("."):
         if UNPRINTABLE.search(parts[-2]):
-            raise InputError(
-                f"{path}: the class {parts[-2]!r} has control characters or is no UTF-8: rename it"
-            )
+            raise InputError(f"{path}: the class {parts[-2]!r} has control characters: rename it")
         return Place(PurePosixPath(*parts[:-2]), *parts[-2:])
     if member.data is not None and any(name in parts for name in SPLIT_NAMES):
         raise InputError(f"{path}: {member.path} is not at split/class/image; {LAYOUT}")
@@ -138,17 +137,14 @@ def _decode(content: bytes, where: str, budget: Budget) -> Pixels:
         reading(f"{where} cannot be read as an image", "repair or remove it"),
         Image.open(io.BytesIO(content), formats=FORMATS) as image,
     ):
-        if image.width * image.height > MAX_PIXELS:
-            raise InputError(
-                f"{where} has {image.width}x{image.height} pixels, too many: resize it"
-            )
+        pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
+            size = f"{image.width}x{image.height}"
+            raise InputError(f"{where} has {size} pixels, too many: resize it")
         if image.mode in DEEP_MODES:
-            raise InputError(
-                f"{where} has more than 8 bits per channel ({image.mode}): save it with 8"
-            )
+            raise InputError(f"{where} has more than 8 bits per channel: save it with 8")
         channels = 1 if image.mode in GREY_MODES else 3
-        # Here, and in the tensor that they are copied to
-        budget.add_memory(2 * channels * image.width * image.height)
+        budget.add_memory(2 * channels * pixels)  # here, and in the tensor that they are copied to
         if channels == 1:
             return np.asarray(image.convert("L"))[None]
         return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
@@ -159,10 +155,8 @@ def _common_classes(path: Path, splits: dict[str, Classes]) -> tuple[str, ...]:
     for name, split in splits.items():
         missing = [label for label in classes if not split.get(label)]
         if missing:
-            raise InputError(
-                f"{path}: no image of class {', '.join(missing)} in {name}: {' and '.join(splits)} "
-                "must have the same classes, none without images"
-            )
+            problem = f"{path}: no image of class {', '.join(missing)} in {name}"
+            raise InputError(f"{problem}: add some to each split, or remove the class")
     return tuple(classes)
 
 
@@ -176,18 +170,15 @@ def _common_shape(path: Path, splits: dict[str, Classes]) -> tuple[int, int, int
     first, (_, height, width) = next(iter(shapes.items()))
     for file, (_, rows, columns) in shapes.items():
         if (rows, columns) != (height, width):
-            raise InputError(
-                f"{path}: {file} is {columns}x{rows} pixels but {width}x{height} is expected, as "
-                f"in {first}: resize the images to one size"
-            )
+            sizes = f"is {columns}x{rows} pixels but {width}x{height} is expected, as in {first}"
+            raise InputError(f"{path}: {file} {sizes}: resize the images to one size")
     return max(channels for channels, _, _ in shapes.values()), height, width
 
 
 def _stacked(split: Classes, classes: tuple[str, ...], shape: tuple[int, int, int]) -> Split:
     images = [pixels for label in classes for _, pixels in sorted(split[label].items())]
-    y = torch.arange(len(classes)).repeat_interleave(
-        torch.tensor([len(split[label]) for label in classes])
-    )
+    counts = torch.tensor([len(split[label]) for label in classes])
+    y = torch.arange(len(classes)).repeat_interleave(counts)
     order = rank_in_class(y).argsort(stable=True)
     x = torch.empty((len(images), *shape), dtype=torch.uint8)
     rows = x.numpy()

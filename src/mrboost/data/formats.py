@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mrboost.data.archives import MIB, Budget, members, read_file, reading, require_regular
+from mrboost.data.archives import MIB, Budget, members, read_file, reading
 from mrboost.data.dataset import Split, to_split
 from mrboost.data.pickles import read_pickle
 from mrboost.errors import InputError
+from mrboost.files import require_regular
 
 MAX_FILE = 512 * MIB  # the largest official one, SVHN's train.mat, has 224 MB of images
 MNIST_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -46,9 +47,8 @@ def _idx(path: Path) -> NDArray[Any]:
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", rank, offset=4))
     data = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
     if not len(data) or math.prod(shape) != len(data):
-        raise InputError(
-            f"{path} holds {len(data)} bytes for shape {shape}: truncated or damaged, get it again"
-        )
+        problem = f"{path} holds {len(data)} bytes for shape {shape}"
+        raise InputError(f"{problem}: truncated or damaged, get it again")
     return data.reshape(shape)
 
 
@@ -79,9 +79,8 @@ def _batch(content: bytes, labels: str, where: str) -> tuple[NDArray[Any], NDArr
     if not isinstance(images, np.ndarray) or not isinstance(entries.get(labels), list | np.ndarray):
         raise InputError(f"{where}: lacks 'data' or {labels!r}: get the official archive again")
     if images.ndim != 2 or images.shape[1] != 3 * 32 * 32 or images.dtype != np.uint8:
-        raise InputError(
-            f"{where}: images are {images.shape} {images.dtype}, not (N, 3072) uint8: get it again"
-        )
+        problem = f"{where}: images are {images.shape} {images.dtype}, not (N, 3072) uint8"
+        raise InputError(f"{problem}: get it again")
     targets = np.asarray(entries[labels])
     if targets.shape != (len(images),):
         raise InputError(f"{where}: {len(images)} images but {targets.size} labels: get it again")
@@ -123,7 +122,6 @@ def _mat(path: Path) -> Split:
         arrays = scipy.io.loadmat(path, variable_names=["X", "y"])
     x, y = arrays.get("X"), arrays.get("y")
     if x is None or y is None or x.shape != (32, 32, 3, y.size) or y.dtype.kind not in "iu":
-        raise InputError(
-            f"{path} lacks 'X' (32, 32, 3, N) or N whole numbers 'y': get the official file"
-        )
+        problem = f"{path} lacks 'X' (32, 32, 3, N) or N whole numbers 'y'"
+        raise InputError(f"{problem}: get the official file")
     return to_split(x.transpose(3, 2, 0, 1), np.where(y == 10, 0, y), path)

@@ -23,6 +23,7 @@ from mrboost.errors import InputError
 
 MAX_INSTRUCTIONS = 1_000_000  # the longest official file, CIFAR-100's train batch, has 200,362
 MAX_INTEGER = 2**31
+MAX_TUPLE = 16  # the longest official one, the state of a dtype, has 8 items
 
 Entry = NDArray[Any] | list[int] | list[str] | str
 
@@ -39,9 +40,7 @@ def read_pickle(content: bytes, where: str) -> dict[str, Entry]:
     with reading(f"{where}: damaged pickle", "get the official archive again"):
         result = _Machine(where).run(content)
         if not isinstance(result, dict):
-            raise InputError(
-                f"{where}: holds a {type(result).__name__}, not CIFAR's dictionary: get it again"
-            )
+            raise InputError(f"{where}: holds a {type(result).__name__}: get it again")
         return {_text(key): _entry(_text(key), value, where) for key, value in result.items()}
 
 
@@ -55,10 +54,8 @@ def _entry(key: str, value: Any, where: str) -> Entry:
             return value
         if all(isinstance(item, str | bytes) for item in value):
             return [_text(item) for item in value]
-    raise InputError(
-        f"{where}: {key[:40]!r} is neither an array, nor a list of small whole numbers or of "
-        "strings, nor a string: get the official archive again"
-    )
+    problem = f"{where}: {key[:40]!r} is neither an array, a list of numbers or strings, nor text"
+    raise InputError(f"{problem}: get the official archive again")
 
 
 def _text(value: str | bytes) -> str:
@@ -121,10 +118,8 @@ class _Machine:
         return self.stack.pop()
 
     def refused(self, what: str) -> InputError:
-        return InputError(
-            f"{self.where}: the pickle asks for {what}, which no CIFAR file needs: refused, get "
-            "the official archive"
-        )
+        problem = f"{self.where}: the pickle asks for {what}, which no CIFAR file needs"
+        return InputError(f"{problem}: refused, get the official archive")
 
     def pop(self, count: int) -> list[Any]:
         if not 0 <= count <= len(self.stack):
@@ -135,6 +130,8 @@ class _Machine:
         return self.pop(len(self.stack) - self.marks.pop())
 
     def push_tuple(self, items: list[Any]) -> None:
+        if len(items) > MAX_TUPLE:
+            raise self.refused("a-long-tuple")
         if any(isinstance(part, tuple) for item in items if type(item) is tuple for part in item):
             raise self.refused("tuples-in-tuples-in-tuples")
         self.stack.append(tuple(items))

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from mrboost.data.archives import reason
@@ -28,6 +28,7 @@ from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, look_up
 
 FOLDER = "folder:"
+Folder = str | Path | None
 
 
 class Found(NamedTuple):
@@ -56,7 +57,7 @@ def whole_name(name: str) -> str:
 
 
 def load(
-    name: str, data_dir: str | Path | None = None, *, download: bool = True, verify: bool = True
+    name: str, data_dir: Folder = None, *, download: bool = True, verify: bool = True
 ) -> Dataset:
     """A dataset by its name.
 
@@ -88,15 +89,12 @@ def load(
     present = set(train.y.tolist())
     empty = [label for index, label in enumerate(source.classes) if index not in present]
     if empty:
-        raise InputError(
-            f"{name}: no training image of class {', '.join(empty)} in {found}: get it again"
-        )
+        problem = f"{name}: no training image of class {', '.join(empty)} in {found}"
+        raise InputError(f"{problem}: get it again")
     return Dataset(name, train, test, source.classes, source.defaults)
 
 
-def describe(
-    name: str, data_dir: str | Path | None = None, *, verify: bool = True
-) -> dict[str, Any]:
+def describe(name: str, data_dir: Folder = None, *, verify: bool = True) -> dict[str, Any]:
     """Facts about a dataset, ready for JSON. What is not on disk is not downloaded: "found" is
     None then, and "remedy" says what to do. Arguments as in ``load``."""
     found: Path | Found | None
@@ -109,13 +107,7 @@ def describe(
             source = _source(name)
             found = _find(name, source, data_dir)
             if found is None:
-                return _facts(name, source, *source.sizes) | {
-                    "found": None,
-                    "looked_for": [" + ".join(group) for group in source.readers],
-                    "looked_in": [str(root) for root in _roots(data_dir)],
-                    "urls": list(source.urls),
-                    "remedy": _remedy(source, data_dir),
-                }
+                return _facts(name, source, *source.sizes) | _missing(source, data_dir)
     dataset = load(name, data_dir, download=False, verify=verify)
     mean, std = dataset.channel_stats()
     facts = _facts(name, dataset, len(dataset.train), len(dataset.test))
@@ -149,9 +141,8 @@ def _user_path(path: str | Path) -> Path:
         str(path).encode()  # messages and run folders hold it as UTF-8
         return Path(path).expanduser()
     except (UnicodeEncodeError, RuntimeError) as error:  # RuntimeError: no home
-        raise InputError(
-            f"{str(path)!r} is no path here ({reason(error)}): write another"
-        ) from None
+        problem = f"{str(path)!r} is no path here ({reason(error)})"
+        raise InputError(f"{problem}: write another") from None
 
 
 @contextmanager
@@ -160,13 +151,11 @@ def _file_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        at = f" {error.filename}" if error.filename else ""
-        raise InputError(
-            f"{name}: cannot read{at} ({reason(error)}): check the path and its permissions"
-        ) from error
+        problem = f"{name}: cannot read {error.filename or 'it'} ({reason(error)})"
+        raise InputError(f"{problem}: check the path and its permissions") from error
 
 
-def _roots(data_dir: str | Path | None) -> list[Path]:
+def _roots(data_dir: Folder) -> list[Path]:
     """The folders to look in."""
     if data_dir is not None:
         return [_user_path(data_dir)]
@@ -179,7 +168,7 @@ def _roots(data_dir: str | Path | None) -> list[Path]:
     return [_user_path(named), *caches] if named else caches
 
 
-def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | None:
+def _find(name: str, source: Source, data_dir: Folder) -> Found | None:
     """The first complete set of files."""
     if () in source.readers:  # it needs none
         return Found((), source.readers[()])
@@ -194,13 +183,12 @@ def _find(name: str, source: Source, data_dir: str | Path | None) -> Found | Non
 
 def _verify(source: Source, found: tuple[Path, ...]) -> None:
     """Compare the official files, or those in an unpacked folder, with their checksums."""
-    official = [
-        (path.parent / relative, checksum)
-        for path in found
-        for relative, checksum in source.checksums.items()
-        if relative.split("/")[0] == path.name
-    ]
-    for path, checksum in official:
+    folder = {path.name: path.parent for path in found}
+    for relative, checksum in source.checksums.items():
+        top = relative.split("/")[0]
+        if top not in folder:
+            continue
+        path = folder[top] / relative
         if not path.is_file():
             raise InputError(f"{path} is missing or not a regular file: get the official archive")
         algorithm, _, expected = checksum.partition(":")
@@ -208,28 +196,27 @@ def _verify(source: Source, found: tuple[Path, ...]) -> None:
             actual = hashlib.file_digest(file, algorithm).hexdigest()
         if actual != expected:
             raise InputError(
-                f"{path} has {algorithm} {actual} but the official file has {expected}: it is "
-                "truncated or altered; delete it to download it again, or say --no-verify "
-                "(verify=False) if you trust it"
+                f"{path} has {algorithm} {actual}, the official file {expected}: truncated or "
+                "altered; delete it to download it again, or trust it with --no-verify"
             )
 
 
-def _download(name: str, source: Source, data_dir: str | Path | None, allowed: bool) -> Found:
+def _download(name: str, source: Source, data_dir: Folder, allowed: bool) -> Found:
     """Fetch the official files; without them, say what was looked for and what to do."""
+    facts = _missing(source, data_dir)
+    places = ", ".join(facts["looked_in"]) or "no folder"
+    looked = f"looked for {' or '.join(facts['looked_for'])} in {places}"
+    missing = f"{name} not found: {looked}; {facts['remedy']}"
     roots = _roots(data_dir)
-    wanted = " or ".join(" + ".join(group) for group in source.readers)
-    places = ", ".join(map(str, roots)) or "no folder"
-    missing = f"{name} not found: looked for {wanted} in {places}; {_remedy(source, data_dir)}"
     if not allowed or not roots:
         raise InputError(missing)
     import pooch
 
+    bar = sys.stderr.isatty()
     try:
         for url in source.urls:
-            file = _file_name(url)
-            pooch.retrieve(
-                url, source.checksums[file], file, roots[0] / name, progressbar=sys.stderr.isatty()
-            )
+            file = PurePosixPath(url).name
+            pooch.retrieve(url, source.checksums[file], file, roots[0] / name, progressbar=bar)
     except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
         raise InputError(f"{missing} (download failed: {reason(error)})") from error
     found = _find(name, source, data_dir)
@@ -237,12 +224,15 @@ def _download(name: str, source: Source, data_dir: str | Path | None, allowed: b
     return found
 
 
-def _remedy(source: Source, data_dir: str | Path | None) -> str:
-    files = " and ".join(map(_file_name, source.urls))
-    place = next(map(str, _roots(data_dir)), "a folder")
+def _missing(source: Source, data_dir: Folder) -> dict[str, Any]:
+    """What was looked for, and what to do, where a dataset is not on disk."""
+    roots = [str(root) for root in _roots(data_dir)]
+    files = " and ".join(PurePosixPath(url).name for url in source.urls)
     otherwise = ", or set MRBOOST_DATA to their folder" if data_dir is None else ""
-    return f"put {files} into {place}{otherwise}"
-
-
-def _file_name(url: str) -> str:
-    return url.rpartition("/")[2]
+    return {
+        "found": None,
+        "looked_for": [" + ".join(group) for group in source.readers],
+        "looked_in": roots,
+        "urls": list(source.urls),
+        "remedy": f"put {files} into {roots[0] if roots else 'a folder'}{otherwise}",
+    }

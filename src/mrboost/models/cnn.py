@@ -18,10 +18,7 @@ def _convnet(shape: Shape, classes: int, blocks: Sequence[Sequence[int]], hidden
     channels, height, width = shape
     shrink = 2 ** len(blocks)
     if height < shrink or width < shrink:
-        raise InputError(
-            f"images of {height}x{width} are too small for this model: it halves them "
-            f"{len(blocks)} times"
-        )
+        raise InputError(f"images of {height}x{width} are too small: this model needs {shrink}")
     layers: list[nn.Module] = []
     for block in blocks:
         for out in block:

@@ -120,8 +120,6 @@ def _replace_relu(network: nn.Module, name: str) -> None:
     """Put SiLU in the place of every ReLU."""
     found = [path for path, module in network.named_modules() if isinstance(module, nn.ReLU)]
     if not found:
-        raise InputError(
-            f"model {name!r} cannot be built: it has no nn.ReLU modules to exchange for SiLU"
-        )
+        raise InputError(f"model {name!r} cannot be built: it has no nn.ReLU to exchange for SiLU")
     for path in found:
         network.set_submodule(path, nn.SiLU())

@@ -60,9 +60,8 @@ def _resnet(shape: Shape, classes: int, depths: Sequence[int], *, bottleneck: bo
         for i in range(depth):
             stages.append(block(channels, width, 2 if stage > 0 and i == 0 else 1))
             channels = width * expansion
-    return nn.Sequential(
-        *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
-    )
+    stages += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return nn.Sequential(*stages)
 
 
 @register("resnet18")

@@ -19,9 +19,9 @@ class _WideBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.activation1, self.activation2 = nn.ReLU(), nn.ReLU()
-        self.shortcut = (
-            None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-        )
+        self.shortcut = None
+        if inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.activation1(self.norm1(x))
