@@ -41,21 +41,24 @@ from mrboost.threat import wide
 
 from .samplers import Sample, Turn
 
+# The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale
 _STEP_RANGE = 100.0
-"""The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale."""
 
 
 class _Chain(NamedTuple):
-    """The state of the Markov chains of a batch."""
+    """The state of the Markov chains of a batch.
+
+    Attributes:
+        z: Gaussian coordinates of the perturbation.
+        losses: η MCE of each false label, (N, K), −∞ at the true one.
+        density: log of the target's density relative to the uniform one: log Σ_{y'} exp(η MCE).
+        gradient: of the density, in z.
+    """
 
     z: Tensor
-    """Gaussian coordinates of the perturbation."""
     losses: Tensor
-    """η MCE of each false label, (N, K), −∞ at the true one."""
     density: Tensor
-    """Log of the target's density relative to the uniform one: log Σ_{y'} exp(η MCE)."""
     gradient: Tensor
-    """Of the density, in z."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +94,19 @@ class Exp:
 
     def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
         """Refuse what these draws cannot follow."""
-        norm = options.get("norm", "Linf")
-        if norm != "Linf":
+        if (norm := options.get("norm", "Linf")) != "Linf":
             raise InputError(
-                f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost "
-                "takes any norm"
+                f"{recipe.name!r} draws from Linf balls, got norm {norm!r}: use mrboost"
             )
         if options.get("steps", recipe.steps) != recipe.steps:
             raise InputError(
-                f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or "
-                "take mrboost"
+                f"{recipe.name!r} has moves of its own: leave steps out, or use mrboost"
             )
 
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
         if turn.attack.norm != "Linf":
-            raise InputError(
-                "the exponential sampler draws from Linf balls, the run has norm "
-                f"{turn.attack.norm!r}"
-            )
+            raise InputError(f"Exp draws from Linf balls, the run has norm {turn.attack.norm!r}")
         victims = turn.victims(self.aggressive)
         eta = self.eta if victims else 0.0  # with nobody to attack, P_1 is uniform
         networks = victims or [turn.learner]
@@ -139,14 +136,7 @@ class Exp:
         }
         x_adv = torch.clamp(images(chain.z), low, high)
         other = _draw(chain.losses, generator)
-        return Sample(
-            clean=x,
-            x=x_adv,
-            y=y,
-            other=other,
-            weight=weight if self.reweight else None,
-            facts=facts,
-        )
+        return Sample(x, x_adv, y, other, weight if self.reweight else None, facts)
 
     def _anneal(
         self, chain_at: Callable[[Tensor], _Chain], x: Tensor, generator: torch.Generator

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import look_up
+from mrboost.errors import InputError, look_up
 from mrboost.losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 
 from .awp import AWP
@@ -69,6 +69,24 @@ class Recipe:
     awp: AWP | None = None
     cutmix: CutMix | None = None
 
+    def __post_init__(self) -> None:
+        for part, needed in (("sampler", "joint"), ("schedule", "settled")):
+            if not hasattr(getattr(self, part), needed):
+                raise InputError(
+                    f"the {part} of recipe {self.name!r} has no attribute {needed!r}: give its "
+                    f"class one, as {part}s of mrboost.recipes have"
+                )
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(
+                f"ema is an average's decay, between 0 and 1, got {self.ema}: try 0.999"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(
+                f"clip must be a positive bound of the gradient's norm, got {self.clip}"
+            )
+
     @property
     def coupled(self) -> bool:
         """Whether a round depends on the members before it, or all rounds are independent."""
@@ -123,16 +141,14 @@ AT_MCE = replace(
 WIDER = replace(
     AT,
     name="wider",
-    summary="adversarial training of five networks end to end as one model: the control for the "
-    "ensemble's size",
+    summary="at on five networks as one model, end to end: the control for the ensemble's size",
     reference=_PAPER,
     model="5x{}",
 )
 DEEPER = replace(
     AT,
     name="deeper",
-    summary="adversarial training of a ResNet-152: the control for the ensemble's number of "
-    "parameters",
+    summary="at on a ResNet-152: the control for the ensemble's number of parameters",
     reference=_PAPER,
     model="resnet152",
 )
@@ -157,8 +173,7 @@ TRADES_MCE = replace(
 )
 MART = Recipe(
     name="mart",
-    summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is "
-    "doubtful",
+    summary="MART: boosted cross-entropy, and the same answer where the clean image is doubtful",
     formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  "
     "p = softmax(g),  δ_i = argmax_δ CE(g(x_i + δ), y_i),  "
     "BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} p_j)",
@@ -169,8 +184,7 @@ MART = Recipe(
 MART_MCE = replace(
     MART,
     name="mart-mce",
-    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak "
-    "(docs/results)",
+    summary="MART with MCE as printed, on the clean image, and both divergences (weak)",
     formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
     f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  "
     "δ_i = argmax_δ CE(g(x_i + δ), y_i)",
@@ -205,8 +219,7 @@ AWP_MCE = replace(
 GAIR = replace(
     AT,
     name="gair",
-    summary="adversarial training that weighs examples by how soon the attack succeeds, from the "
-    "first decay on",
+    summary="adversarial training that weighs examples by how soon they fall, from the first decay",
     formula="min_θ Σ_i ω_i CE(g(x_i + δ_i), y_i),  ω_i ∝ sigmoid(5 (1 − 2 κ_i / K)),  "
     "κ_i of the K steps of the attack begin at a point that is classified correctly",
     reference=_GAIR,
@@ -224,8 +237,7 @@ GAIR_MCE = replace(
 STRONG = replace(
     AWP_MCE,
     name="strong",
-    summary="the best single model so far: awp-mce with smaller steps of the weights, one-cycle "
-    "rates and averages",
+    summary="the best single model: awp-mce with smaller weight steps, one-cycle rates, averages",
     reference="composed here, of awp-mce, one-cycle rates and averaged weights",
     schedule=OneCycle(),
     lr=0.2,
@@ -239,8 +251,7 @@ _PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 SNAPSHOTS = replace(
     AT_MCE,
     name="snapshots",
-    summary="at-mce in rounds, each from the last one's weights, attacked alone: the control for "
-    "boosting",
+    summary="at-mce in rounds, each from the last one's weights: the control for boosting",
     formula="min_θt Σ_i max_δ MCE-A(g_t(x_i + δ), y_i),  θ_t from θ_{t−1}",
     reference="after Huang et al., Snapshot Ensembles: Train 1, Get M for Free, ICLR 2017",
     init=PerInit(),
@@ -248,8 +259,7 @@ SNAPSHOTS = replace(
 )
 MRBOOST = Recipe(
     name="mrboost",
-    summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does "
-    "worst",
+    summary="margin boosting: each learner minimises MCE where the ensemble with it does worst",
     formula=f"min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  {_DELTA_ALL}",
     reference=_PAPER,
     sampler=All(),
@@ -279,8 +289,7 @@ PINOT = Recipe(
 MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
-    summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, "
-    "with it",
+    summary="strong, boosted: each learner meets the adversary of the ensemble with it",
     formula=f"min_θt max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g_{{θt + v}}(x_i + δ_i), y_i),  "
     f"{_DELTA_ALL}",
     sampler=All(),
@@ -320,8 +329,7 @@ _VARIANTS = (
     replace(
         MRBOOST,
         name="mrboost-drawn",
-        summary="mrboost where each image meets the learner and one earlier member: a round costs "
-        "as the second",
+        summary="mrboost on the learner and one earlier member per image: cheap late rounds",
         formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  "
         "δ_i = argmax_δ MCE-A((g_t + (t − 1) g_j)(x_i + δ) / t, y_i),  j < t drawn for each i",
         reference="composed here: an estimate of mrboost's ensemble",
@@ -362,8 +370,7 @@ _VARIANTS = (
     replace(
         MRBOOST,
         name="mrboost-exp",
-        summary="mrboost with draws from the exponential weights P_t: faithful, and weak "
-        "(docs/results)",
+        summary="mrboost with draws from the exponential weights P_t: faithful, and weak",
         formula=f"{_PAIR} over (x, y, y', δ) ~ P_t ∝ exp(η MCE(Σ_{{j<=t}} g_j(x + δ), y, y'))",
         sampler=Exp(),
         objective=OnPairs(),

@@ -135,7 +135,7 @@ class OnPairs:
         if options.get("cutmix", recipe.cutmix):
             raise InputError(
                 f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false "
-                "label for each: leave it out, or take a recipe without pairs such as mrboost"
+                "label for each: leave it out, or take mrboost"
             )
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -49,8 +49,8 @@ from mrboost.losses import (
 )
 from mrboost.seeds import Randomness
 
+# Networks and a batch to the logits that they give together
 Combine = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
-"""Networks and a batch to the logits that they give together."""
 
 
 def over_labels(
@@ -65,22 +65,24 @@ def over_labels(
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch for the learner to train on."""
+    """A batch for the learner to train on.
+
+    Attributes:
+        clean, x: the images before the attack, and the perturbed ones.
+        y: their labels.
+        other: the false label y' of each example, where the sampler chose one.
+        weight: of each example, of mean one; None means that all count alike.
+        facts: figures for the metrics, scalars on the device.
+        mixed: the second labels of images that CutMix made of two.
+    """
 
     clean: Tensor
-    """The images before the attack."""
     x: Tensor
-    """The perturbed images."""
     y: Tensor
-    """Their labels."""
     other: Tensor | None = None
-    """The false label y' of each example, where the sampler chose one."""
     weight: Tensor | None = None
-    """Weight of each example, of mean one; None means that all count alike."""
     facts: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """Figures for the metrics, scalars on the device."""
     mixed: Mixed | None = None
-    """The second labels of images that CutMix made of two."""
 
     def over_labels(self, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The loss of each example for its label, or for both labels of a mixed image."""
@@ -93,22 +95,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a sampler gets: the attack, the networks and a batch."""
+    """What a sampler gets: the attack, the networks and a batch.
+
+    Attributes:
+        attack: the ball, the steps and the start; the sampler chooses the loss.
+        learner, past: the network under training, and the frozen members of earlier rounds.
+        x, y: images and labels.
+        generator: of the sampler's own draws.
+        progress: the share of the training that is done, in [0, 1), as a tensor on the device.
+        mixed: the second labels of images that CutMix made of two.
+        starts: where the starts of attacks are drawn from, if not from ``generator``.
+    """
 
     attack: PGD
-    """The ball, the steps and the start; the sampler chooses the loss."""
     learner: nn.Module
     past: Sequence[nn.Module]
-    """The frozen members of earlier rounds."""
     x: Tensor
     y: Tensor
     generator: torch.Generator
     progress: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """The share of the training that is done, in [0, 1), as a tensor on the device."""
     mixed: Mixed | None = None
-    """The second labels of images that CutMix made of two."""
     starts: Randomness = None
-    """Where the starts of attacks are drawn from, if not from ``generator``."""
 
     @property
     def ensemble(self) -> list[nn.Module]:
@@ -136,9 +143,7 @@ class Turn:
 
         def objective(images: Tensor) -> Tensor:
             logits = combine(networks, images)
-            return over_labels(
-                lambda label: loss(logits, label, reduction="none"), self.y, self.mixed
-            )
+            return over_labels(partial(loss, logits, reduction="none"), self.y, self.mixed)
 
         with attacked(*networks):
             return self.attack.ascend(objective, self.x, source)
