@@ -36,17 +36,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from mrboost import losses
 from mrboost.attacks import PGD, attacked
 from mrboost.data import Mixed
 from mrboost.ensemble import mean_logits
-from mrboost.losses import (
-    Divergence,
-    Loss,
-    cross_entropy,
-    kl_divergence,
-    margin_cross_entropy,
-    most_likely_other,
-)
 from mrboost.seeds import Randomness
 
 # Networks and a batch to the logits that they give together
@@ -127,7 +120,7 @@ class Turn:
         return self.ensemble if aggressive else list(self.past)
 
     def ascend(
-        self, networks: Sequence[nn.Module], loss: Loss, combine: Combine = mean_logits
+        self, networks: Sequence[nn.Module], loss: losses.Loss, combine: Combine = mean_logits
     ) -> Tensor:
         """Perturbed images that raise a loss of the networks' combined logits.
 
@@ -183,7 +176,7 @@ class Learner:
     """Adversarial training: attack the learner alone (Madry et al. 2018)."""
 
     joint: ClassVar[bool] = False
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend([turn.learner], self.loss))
@@ -194,7 +187,7 @@ class Past:
     """Attack the past members; the first learner itself (Pinot et al. 2020)."""
 
     joint: ClassVar[bool] = True
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.past or [turn.learner], self.loss))
@@ -209,7 +202,7 @@ class Diverge:
     attacked, not the learner alone.
     """
 
-    divergence: Divergence = kl_divergence
+    divergence: losses.Divergence = losses.kl_divergence
     joint: bool = False
 
     def __call__(self, turn: Turn) -> Sample:
@@ -238,7 +231,7 @@ class Geometry:
         joint: attack the ensemble, not the learner alone.
     """
 
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
     bias: float = 0.0
     begin: float = 0.5
     joint: bool = False
@@ -266,7 +259,7 @@ class All:
     """
 
     joint: ClassVar[bool] = True
-    loss: Loss = margin_cross_entropy
+    loss: losses.Loss = losses.margin_cross_entropy
     aggressive: bool = True
 
     def __call__(self, turn: Turn) -> Sample:
@@ -283,7 +276,7 @@ class Drawn:
     """
 
     joint: ClassVar[bool] = True
-    loss: Loss = margin_cross_entropy
+    loss: losses.Loss = losses.margin_cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.ensemble, self.loss, _with_one_past_member))
@@ -310,7 +303,7 @@ class Rnd:
         with attacked(turn.learner), torch.no_grad():
             classes = turn.learner(turn.x[:1]).shape[1]
         other = false_labels(turn.y, classes, turn.generator)
-        pairwise = partial(margin_cross_entropy, other=other)
+        pairwise = partial(losses.margin_cross_entropy, other=other)
         return turn.sample(turn.ascend(turn.victims(self.aggressive), pairwise), other)
 
 
@@ -328,11 +321,11 @@ class Max:
 
     def __call__(self, turn: Turn) -> Sample:
         def worst_pair(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-            other = most_likely_other(logits.detach(), target)
-            return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
+            other = losses.most_likely_other(logits.detach(), target)
+            return losses.margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
 
         victims = turn.victims(self.aggressive)
         x_adv = turn.ascend(victims, worst_pair)
         with attacked(turn.learner), torch.no_grad():
-            other = most_likely_other(mean_logits(victims or [turn.learner], x_adv), turn.y)
+            other = losses.most_likely_other(mean_logits(victims or [turn.learner], x_adv), turn.y)
         return turn.sample(x_adv, other)

@@ -32,8 +32,9 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
         raise InputError(f"{str(out)!r} exists already: choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     made = out.with_name(f".{out.name}.joining")  # so that out is there whole or not at all
+    lock = out.with_name(f"{made.name}.lock")
     busy = f"another process is joining networks in {str(out)!r}: wait for it or end it"
-    with locked(out.with_name(f"{made.name}.lock"), busy):
+    with locked(lock, busy):
         try:
             shutil.rmtree(made, ignore_errors=True)  # of one that was killed
             run = Run.create(made, _describe(sources))
@@ -45,7 +46,7 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
         finally:
             shutil.rmtree(made, ignore_errors=True)
             with suppress(OSError):  # Windows keeps a file that is open
-                out.with_name(f"{made.name}.lock").unlink()
+                lock.unlink()
     return load(out)
 
 
@@ -61,7 +62,7 @@ def _check(sources: Sequence[Run]) -> None:
             raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
         if source.config["recipe"].get("combine") == "Mixture":
             raise InputError(
-                f"{name} is a randomised classifier, which has no mean answer: leave it out"
+                f"{name} is a randomised classifier, without mean logits: leave it out"
             )
         if changed := differences(first.config, source.config, only=MEMBERS):
             raise InputError(
@@ -81,22 +82,18 @@ def _describe(sources: Sequence[Run]) -> dict[str, Any]:
     names = dict.fromkeys(config["recipe"]["name"] for config in configs)
     rounds = sum(source.rounds_done() for source in sources)
     summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
-    for key in ("data", "data_dir", "versions"):
-        shared |= {key: configs[0][key]} if key in configs[0] else {}
+    of_first = ("data", "data_dir", "versions", "judge_step")
+    joined = [
+        {"run": str(source.folder), "recipe": config["recipe"]["name"], "of": source.fingerprint()}
+        for source, config in zip(sources, configs, strict=True)
+    ]
     return {
         **{key: value for key, value in shared.items() if key not in ("format", "first")},
+        **{key: configs[0][key] for key in of_first if key in configs[0]},
         "recipe": shared["recipe"] | {"name": "joined", "summary": summary},
         "rounds": rounds,
         "past": None,
-        "judge_step": configs[0]["judge_step"],
-        "joined": [
-            {
-                "run": str(source.folder),
-                "recipe": source.config["recipe"]["name"],
-                "of": source.fingerprint(),
-            }
-            for source in sources
-        ],
+        "joined": joined,
     }
 
 

@@ -93,40 +93,33 @@ _COUNT = _whole(1, 10**12)
 _ROUND = _whole(*LIMITS["rounds"])
 _EPOCH = _whole(*LIMITS["epochs"])
 
+
+def _each(rule: Rule, names: str) -> Schema:
+    """The same rule for several names."""
+    return dict.fromkeys(names.split(), rule)
+
+
 _RUN: Schema = {
     "format": _one_of(FORMAT),
-    "recipe.name": _text,
-    "recipe.summary": _text,
-    "data": _text,
-    "model": _text,
+    **_each(_text, "recipe.name recipe.summary data model norm select_on input.fingerprint"),
+    **_each(
+        _text, "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.of?"
+    ),
+    **_each(_positive, "eps judge_step"),
     "rounds": _ROUND,
-    "eps": _positive,
-    "norm": _text,
     "validation": _whole(0, LIMITS["validation"][1]),
-    "select_on": _text,
     "past": _one_of(None, "last", "best"),
-    "judge_step": _positive,
     "input.shape": _all(_whole(1, 10_000), length=3),
     "input.classes": _whole(2, 100_000),
     "input.names?": _all(_text),
-    "input.fingerprint": _text,
-    "versions.mrboost": _text,
-    "versions.torch": _text,
-    "data_dir?": _text,
     "train_images?": _COUNT,
-    "recipe.combine?": _text,
     "first?": _object,
-    "first.run?": _text,
-    "first.of?": _text,
     **{f"{'.'.join(option.path)}?": _value_of(option) for option in OPTIONS},
 }
 # What networks that were trained apart and joined may differ in
 _TRAINED_HERE: Schema = {
-    "epochs": _EPOCH,
-    "step_size": _positive,
-    "batch_size": _whole(*LIMITS["batch_size"]),
-    "lr": _positive,
-    "seed": _whole(*LIMITS["seed"]),
+    **{name: _whole(*LIMITS[name]) for name in ("epochs", "batch_size", "seed")},
+    **_each(_positive, "step_size lr"),
     "train_images": _COUNT,
     "recipe.sampler.part": _text,
 }
@@ -137,8 +130,7 @@ _OUTCOME: Schema = {
     "interval": _INTERVAL,
     "per_class": _all(_or_none(_share)),
     "class_intervals?": _all(_or_none(_INTERVAL)),
-    "margin?": _or_none(_any_number),
-    "min_margin?": _or_none(_any_number),
+    **_each(_or_none(_any_number), "margin? min_margin?"),
     "seconds?": _number,
     "correct?": _all(lambda value: _truth(value) or _share(value)),
     "stages?": [{"attack": _text, "accuracy": _share, "interval": _INTERVAL, "seconds": _number}],
@@ -148,24 +140,21 @@ _OUTCOME: Schema = {
     "norm?": _or_none(_text),
     "labels?": _text,
 }
+_EVALUATION: Schema = {
+    "weights": _one_of("best", "last"),
+    "members": _ROUND,
+    "n": _COUNT,
+    "eps": _or_none(_number),
+    "norm": _or_none(_text),
+    **_each(_text, "of? images?"),
+    **_each(_truth, "whole? checked?"),
+    "points?": _or_none(_all(_whole(0, 10**12))),
+    "failed?": _all(_text),
+    "outcomes": [_OUTCOME],
+    "doubts?": [{"check": _text, "message": _text}],
+}
 _RESULTS: Schema = {
-    "evaluations?": [
-        {
-            "weights": _one_of("best", "last"),
-            "members": _ROUND,
-            "n": _COUNT,
-            "eps": _or_none(_number),
-            "norm": _or_none(_text),
-            "of?": _text,
-            "whole?": _truth,
-            "checked?": _truth,
-            "images?": _text,
-            "points?": _or_none(_all(_whole(0, 10**12))),
-            "failed?": _all(_text),
-            "outcomes": [_OUTCOME],
-            "doubts?": [{"check": _text, "message": _text}],
-        }
-    ],
+    "evaluations?": [_EVALUATION],
     "rounds?": [{"round": _ROUND, "clean.accuracy": _share, "pgd-20.accuracy": _share}],
     "hardware?": _all(_text),
     "curve?": _object,
@@ -176,23 +165,15 @@ METRICS: Schema = {
     "round": _ROUND,
     "epoch": _EPOCH,
     "loss": _any_number,
-    "train_robust": _share,
-    "clean": _share,
-    "robust": _share,
-    "seconds": _number,
-    "lr?": _number,
+    **_each(_share, "train_robust clean robust"),
+    **_each(_number, "seconds lr?"),
 }
 WEIGHTS: Schema = {
     "of": _one_of("best", "last"),
     "weights": _all(lambda value: _number(value) and value >= 0),
     "how?": _text,
 }
-CHECKPOINT: Schema = {
-    "round": _ROUND,
-    "epoch": _EPOCH,
-    "best_epoch": _EPOCH,
-    "config?": _object,
-}
+CHECKPOINT: Schema = {"round": _ROUND, **_each(_EPOCH, "epoch best_epoch"), "config?": _object}
 
 
 def check_config(config: dict[str, Any], path: Path) -> None:
