@@ -37,6 +37,7 @@ LIMITS = {
     "seed": (0, 2**63 - 1),
 }
 _POSITIVE = ("lr", "later_lr", "step_size", "judge_step")
+_OPTIONAL_PARTS: dict[str, object] = {"awp": AWP(), "cutmix": CutMix()}
 _NAMED_PARTS: dict[str, Mapping[str, object]] = {"schedule": SCHEDULES, "start": STARTS}
 
 
@@ -157,18 +158,19 @@ def configure(
     }
     eps = values["eps"]
     if values["step_size"] is None:
-        values["step_size"] = _step_size(defaults, recipe.steps) * eps / defaults.eps
+        # The data's own step is for ten of them: fewer are longer, to reach as far, but do not
+        # leap across the ball
+        step = min(defaults.step_size * 10 / recipe.steps, 1.25 * defaults.eps)
+        values["step_size"] = max(defaults.step_size, step) * eps / defaults.eps
     values["judge_step"] = eps * (defaults.step_size / defaults.eps)
     values["augment"] = Augment(values.pop("padding"), values.pop("flip"))
     values["model"] = _model(recipe, values["model"], defaults.model)
     if not recipe.coupled:
         values["past"] = None
     config = Config(recipe=recipe, data=data, **values)
-    if config.validation > train_images - 2:
-        raise InputError(
-            f"validation must hold out 1 to {train_images - 2} training images, got "
-            f"{config.validation}"
-        )
+    most = train_images - 2
+    if config.validation > most:
+        raise InputError(f"validation must hold out 1 to {most} images, got {config.validation}")
     return config
 
 
@@ -192,12 +194,6 @@ def _check_options(recipe: Recipe, given: Mapping[str, Any]) -> None:
             )
 
 
-def _step_size(defaults: Defaults, steps: int) -> float:
-    """The data's own step is for ten of them: fewer are longer, to reach as far, but do not
-    leap across the ball."""
-    return max(defaults.step_size, min(defaults.step_size * 10 / steps, 1.25 * defaults.eps))
-
-
 def _model(recipe: Recipe, given: str | None, usual: str) -> str:
     """``5x{}`` makes five of the network that was asked for, or of the data's usual one;
     ``{}-silu`` its variant."""
@@ -213,7 +209,7 @@ def _model(recipe: Recipe, given: str | None, usual: str) -> str:
 def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
     """The recipe with an option in the part that it changes."""
     _, part, *field = BY_NAME[name].path
-    old: Any = getattr(recipe, part)
+    old: Any = getattr(recipe, part) or _OPTIONAL_PARTS.get(name)
     new = value
     if name in _NAMED_PARTS:
         new = look_up(name, value, _NAMED_PARTS[name])
@@ -221,15 +217,11 @@ def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
         new = _smoothed(recipe, value)
     elif BY_NAME[name].zero_is_off and value == 0:
         new = None
-    elif name == "awp":
-        new = replace(old or AWP(), gamma=value)
-    elif name == "cutmix":
-        new = CutMix(value)
     elif field:
-        if field[0] not in {f.name for f in fields(old)}:
+        if not hasattr(old, field[0]):
+            kind = type(old).__name__
             raise InputError(
-                f"recipe {recipe.name!r} has no {name} ({type(old).__name__} takes none): leave it "
-                "out"
+                f"recipe {recipe.name!r} has no {name}: leave it out ({kind} takes none)"
             )
         if name == "penalty" and not 0 <= value < math.inf:
             raise InputError(f"penalty must be a finite number of at least 0, got {value!r}")

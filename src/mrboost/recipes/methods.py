@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
@@ -237,7 +238,7 @@ GAIR_MCE = replace(
 STRONG = replace(
     AWP_MCE,
     name="strong",
-    summary="the best single model: awp-mce with smaller weight steps, one-cycle rates, averages",
+    summary="most robust single model here: awp-mce with smaller weight steps, one-cycle, averages",
     reference="composed here, of awp-mce, one-cycle rates and averaged weights",
     schedule=OneCycle(),
     lr=0.2,
@@ -245,7 +246,8 @@ STRONG = replace(
     ema=0.999,
 )
 
-_DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
+_MEAN = "mean_{j<=t} g_j(x_i + δ)"
+_DELTA_ALL = f"δ_i = argmax_δ MCE-A({_MEAN}, y_i)"
 _PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 
 SNAPSHOTS = replace(
@@ -297,80 +299,65 @@ MRBOOST_STRONG = replace(
     rounds=5,
 )
 
-_MRBOOST_WHOLE = replace(
+
+def _variant(base: Recipe, name: str, summary: str, **parts: Any) -> Recipe:
+    """A recipe named after another one that it differs from in some parts."""
+    return replace(base, name=f"{base.name}-{name}", summary=f"{base.name} {summary}", **parts)
+
+
+_MRBOOST_WHOLE = _variant(
     MRBOOST,
-    name="mrboost-whole",
-    summary="mrboost with the loss on the whole ensemble",
+    "whole",
+    "with the loss on the whole ensemble",
     formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
     scope=Whole(),
 )
-_ROBBOOST_IND = replace(
+_ROBBOOST_IND = _variant(
     ROBBOOST,
-    name="robboost-ind",
-    summary="robboost with the loss on the learner alone",
+    "ind",
+    "with the loss on the learner alone",
     formula="min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)",
     reference=_PAPER,
     scope=Ind(),
 )
+_FRESH = "with freshly initialised learners"
+_FROM_LAST = "with each learner starting from the last"
 _VARIANTS = (
-    replace(
-        MRBOOST,
-        name="mrboost-rndinit",
-        summary="mrboost with freshly initialised learners",
-        init=RndInit(),
-    ),
+    _variant(MRBOOST, "rndinit", _FRESH, init=RndInit()),
     _MRBOOST_WHOLE,
-    replace(
-        _MRBOOST_WHOLE,
-        name="mrboost-whole-rndinit",
-        summary="mrboost with the loss on the whole ensemble and fresh learners",
-        init=RndInit(),
-    ),
-    replace(
+    _variant(_MRBOOST_WHOLE, "rndinit", _FRESH, init=RndInit()),
+    _variant(
         MRBOOST,
-        name="mrboost-drawn",
-        summary="mrboost on the learner and one earlier member per image: cheap late rounds",
+        "drawn",
+        "on the learner and one earlier member for each image: cheap late rounds",
         formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  "
         "δ_i = argmax_δ MCE-A((g_t + (t − 1) g_j)(x_i + δ) / t, y_i),  j < t drawn for each i",
         reference="composed here: an estimate of mrboost's ensemble",
         sampler=Drawn(),
     ),
-    replace(
-        ROBBOOST,
-        name="robboost-perinit",
-        summary="robboost with each learner starting from the last",
-        reference=_PAPER,
-        init=PerInit(),
-    ),
+    _variant(ROBBOOST, "perinit", _FROM_LAST, reference=_PAPER, init=PerInit()),
     _ROBBOOST_IND,
-    replace(
-        _ROBBOOST_IND,
-        name="robboost-ind-perinit",
-        summary="robboost with the loss on the learner alone, starting from the last",
-        init=PerInit(),
-    ),
-    replace(
+    _variant(_ROBBOOST_IND, "perinit", _FROM_LAST, init=PerInit()),
+    _variant(
         MRBOOST,
-        name="mrboost-rnd",
-        summary="mrboost with a random false label for each example",
-        formula=f"{_PAIR},  y'_i random,  "
-        "δ_i = argmax_δ MCE(mean_{j<=t} g_j(x_i + δ), y_i, y'_i)",
+        "rnd",
+        "with a random false label for each example",
+        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE({_MEAN}, y_i, y'_i)",
         sampler=Rnd(),
         objective=OnPairs(),
     ),
-    replace(
+    _variant(
         MRBOOST,
-        name="mrboost-max",
-        summary="mrboost with the worst false label of each example",
-        formula=f"{_PAIR},  "
-        "(y'_i, δ_i) = argmax_{y', δ} MCE(mean_{j<=t} g_j(x_i + δ), y_i, y')",
+        "max",
+        "with the worst false label of each example",
+        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE({_MEAN}, y_i, y')",
         sampler=Max(),
         objective=OnPairs(),
     ),
-    replace(
+    _variant(
         MRBOOST,
-        name="mrboost-exp",
-        summary="mrboost with draws from the exponential weights P_t: faithful, and weak",
+        "exp",
+        "with draws from the exponential weights P_t: faithful, and weak (docs/results)",
         formula=f"{_PAIR} over (x, y, y', δ) ~ P_t ∝ exp(η MCE(Σ_{{j<=t}} g_j(x + δ), y, y'))",
         sampler=Exp(),
         objective=OnPairs(),
