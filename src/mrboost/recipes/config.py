@@ -184,14 +184,10 @@ def _check_options(recipe: Recipe, given: Mapping[str, Any]) -> None:
         ball(norm, 0.5)  # an unknown name is the first thing to say
         raise InputError(f"the default eps is for Linf: give eps for norm {norm!r}, say 0.5 for L2")
     if "past" in given and not recipe.coupled:
-        raise InputError(
-            f"the rounds of {recipe.name!r} are independent of each other: leave past out"
-        )
+        raise InputError(f"rounds of {recipe.name!r} are independent of each other: leave past out")
     for name in ("later_epochs", "later_lr"):
         if name in given and given.get("rounds", recipe.rounds) == recipe.rounds == 1:
-            raise InputError(
-                f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out"
-            )
+            raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one")
 
 
 def _model(recipe: Recipe, given: str | None, usual: str) -> str:
@@ -219,10 +215,7 @@ def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
         new = None
     elif field:
         if not hasattr(old, field[0]):
-            kind = type(old).__name__
-            raise InputError(
-                f"recipe {recipe.name!r} has no {name}: leave it out ({kind} takes none)"
-            )
+            raise InputError(f"recipe {recipe.name!r} has no {name}: leave it out")
         if name == "penalty" and not 0 <= value < math.inf:
             raise InputError(f"penalty must be a finite number of at least 0, got {value!r}")
         new = replace(old, **{field[0]: value})
@@ -232,9 +225,7 @@ def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
 def _smoothed(recipe: Recipe, share: float) -> Any:
     objective: Any = recipe.objective
     if not hasattr(objective, "loss"):
-        raise InputError(
-            f"smoothing needs a loss of labels, and {recipe.name!r} trains on pairs: leave it out"
-        )
+        raise InputError(f"{recipe.name!r} trains on pairs, not on labels: leave smoothing out")
     hard = objective.loss.loss if isinstance(objective.loss, Smoothed) else objective.loss
     return replace(objective, loss=Smoothed(hard, share) if share != 0 else hard)
 

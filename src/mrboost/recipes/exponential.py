@@ -87,21 +87,16 @@ class Exp:
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < float("inf") or self.steps < 1 or not 0 < self.step_size <= 2:
-            raise InputError(
-                "Exp needs eta >= 0, steps >= 1 and step_size in (0, 2], "
-                f"got {self.eta!r}, {self.steps!r} and {self.step_size!r}"
-            )
+            raise InputError(f"Exp needs eta >= 0, steps >= 1, 0 < step_size <= 2, got {self!r}")
 
     def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
         """Refuse what these draws cannot follow."""
-        if (norm := options.get("norm", "Linf")) != "Linf":
+        if options.get("norm", "Linf") != "Linf":
             raise InputError(
-                f"{recipe.name!r} draws from Linf balls, got norm {norm!r}: use mrboost"
+                f"{recipe.name!r} draws from Linf balls: leave norm out, or use mrboost"
             )
         if options.get("steps", recipe.steps) != recipe.steps:
-            raise InputError(
-                f"{recipe.name!r} has moves of its own: leave steps out, or use mrboost"
-            )
+            raise InputError(f"{recipe.name!r} has moves of its own: leave steps out")
 
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
@@ -146,22 +141,17 @@ class Exp:
         chain = chain_at(random_like(torch.randn, x, generator))
         log_weight = torch.zeros_like(chain.density)
         accepted = torch.zeros_like(chain.density)
+        shape = (len(x), *[1] * (x.ndim - 1))
         for k in range(1, self.steps + 1):
             # The power rises from (k − 1)/steps to k/steps
             log_weight += chain.density / self.steps
-            step = self._step(x, generator)
+            # Of each chain its own; it does not depend on the state, so that the moves leave the
+            # distribution invariant
+            exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
+            step = self.step_size * _STEP_RANGE**-exponent
             chain, moved = _move(chain, chain_at, k / self.steps, step, generator)
             accepted += moved
         return chain, log_weight, accepted.mean() / self.steps
-
-    def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A random step size for each chain.
-
-        It does not depend on the chain's state, so the moves leave the distribution invariant.
-        """
-        shape = (len(x), *[1] * (x.ndim - 1))
-        exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
-        return self.step_size * _STEP_RANGE**-exponent
 
 
 def _move(

@@ -74,19 +74,14 @@ class Recipe:
         for part, needed in (("sampler", "joint"), ("schedule", "settled")):
             if not hasattr(getattr(self, part), needed):
                 raise InputError(
-                    f"the {part} of recipe {self.name!r} has no attribute {needed!r}: give its "
-                    f"class one, as {part}s of mrboost.recipes have"
+                    f"{part} of recipe {self.name!r} has no attribute {needed!r}: give it one"
                 )
         if not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
         if self.ema is not None and not 0 < self.ema < 1:
-            raise InputError(
-                f"ema is an average's decay, between 0 and 1, got {self.ema}: try 0.999"
-            )
+            raise InputError(f"ema must be an average's decay, between 0 and 1, got {self.ema}")
         if self.clip is not None and not self.clip > 0:
-            raise InputError(
-                f"clip must be a positive bound of the gradient's norm, got {self.clip}"
-            )
+            raise InputError(f"clip is a positive bound of the gradient's norm, got {self.clip}")
 
     @property
     def coupled(self) -> bool:
@@ -369,8 +364,8 @@ _ORDERED = (
     *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG, MRBOOST, MRBOOST_STRONG, SNAPSHOTS),
     *(ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
 )
+# Every method by its name
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ORDERED})
-"""Every method by its name."""
 
 
 def get(name: str) -> Recipe:

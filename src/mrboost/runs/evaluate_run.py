@@ -63,13 +63,11 @@ def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = Tr
             name = f"folder:{Path(data_dir) / path.name}"
         elif not path.exists():
             raise InputError(
-                f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: "
-                f"--data-dir names the folder that holds {path.name} now"
+                f"{path} does not exist: --data-dir names the folder that holds {path.name} now"
             )
     elif name not in datasets.names():
         raise InputError(
-            f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only "
-            "its maker has: use mrboost.evaluate(mrboost.load(run), x, y)"
+            f"the run has tensors called {name!r}: use mrboost.evaluate(mrboost.load(run), x, y)"
         )
     dataset = datasets.load(name, place, verify=verify)
     _check_data(run, dataset)
@@ -133,9 +131,7 @@ def reweight_run(
     if not isinstance(model, Ensemble) or len(model) < 2:
         raise InputError(f"{name!r} is no ensemble of several networks: there is nothing to weigh")
     if config["select_on"] != "validation" or not config["validation"]:
-        raise InputError(
-            f"{name!r} has no images that all networks held out, to learn weights from"
-        )
+        raise InputError(f"{name!r} has no images that all networks held out to learn from")
     dataset = load_data(run, data_dir, verify=verify)
     _, held_out = validation_split(dataset.train, config["validation"])
     place = model.weights.device

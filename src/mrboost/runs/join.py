@@ -61,9 +61,7 @@ def _check(sources: Sequence[Run]) -> None:
         if source.rounds_done() < 1:
             raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
         if source.config["recipe"].get("combine") == "Mixture":
-            raise InputError(
-                f"{name} is a randomised classifier, without mean logits: leave it out"
-            )
+            raise InputError(f"{name} is a randomised classifier: leave it out")
         if changed := differences(first.config, source.config, only=MEMBERS):
             raise InputError(
                 f"{name} does not go with {str(first.folder)!r} ({'; '.join(changed)}): join runs "

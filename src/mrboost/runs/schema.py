@@ -184,9 +184,7 @@ def check_config(config: dict[str, Any], path: Path) -> None:
             "others: train it anew, or evaluate it with that version"
         )
     if (found := config.get("format", FORMAT)) != FORMAT:
-        raise InputError(
-            f"{path} has format {found!r:.60}, this mrboost reads {FORMAT}: upgrade it"
-        )
+        raise InputError(f"{path} has format {found!r:.60}, this is for {FORMAT}: upgrade mrboost")
     check(config, _RUN, path)
     check(config, _JOINED if "joined" in config else _TRAINED_HERE, path)
 

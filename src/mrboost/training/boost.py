@@ -122,9 +122,7 @@ def _described(source: Run, description: dict[str, Any]) -> dict[str, str]:
     if source.rounds_done() < 1:
         raise InputError(f"{name!r} has no finished round: go on with mrboost train --resume")
     if changed := differences(source.config, description, only=FIRST_ROUND):
-        raise InputError(
-            f"the run in {name!r} cannot be the first round ({'; '.join(changed)}): give the same"
-        )
+        raise InputError(f"{name!r} cannot be first ({'; '.join(changed)}): give the same")
     return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
 
 
