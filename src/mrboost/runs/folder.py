@@ -98,8 +98,7 @@ class Run:
         _make_folders(folder)
         busy = f"another process is training in {str(folder)!r}: wait for it or end it"
         with files.locked(folder / "checkpoint" / "lock", busy):
-            if (folder / "config.json").exists():
-                _check_free(folder, resume=resume)
+            if resume and (folder / "config.json").exists():
                 run = cls.open(folder)
                 run._grow(description)
             else:
@@ -126,10 +125,9 @@ class Run:
     def _check_unedited(self) -> None:
         """Refuse a configuration other than that of the weights and the checkpoint."""
         done = self.rounds_done()
-        paths = [self._checkpoint] + ([self._member(done, "best")] if done else [])
-        for path in filter(Path.exists, paths):
-            made_with = files.read_facts(path).get("config")
-            ignore = CIRCUMSTANCES | {"rounds", "first"}
+        ignore = CIRCUMSTANCES | {"rounds", "first"}
+        for path in [self._checkpoint] + ([self._member(done, "best")] if done else []):
+            made_with = files.read_facts(path).get("config") if path.exists() else None
             if not isinstance(made_with, dict):
                 continue
             if changed := differences(made_with, self.config, ignore=ignore):
@@ -208,8 +206,8 @@ class Run:
         if not self.writes:
             return
         for which, state in (("last", last), ("best", best)):
-            sums = {"epoch": epochs[which], "checksum": files.checksum(state)}
-            files.write_tensors(self._member(round_, which), state, sums | {"config": self.config})
+            facts = {"epoch": epochs[which], "checksum": files.checksum(state)}
+            files.write_tensors(self._member(round_, which), state, facts | {"config": self.config})
 
     def adopt(self, source: Run, round_: int, of: int) -> None:
         """A member of another run, as it is in that run's classifier of ``of`` rounds, as the
@@ -265,9 +263,9 @@ class Run:
         parts = [repr(self.load_weights(which, done))]
         for path in self.member_files(done if members is None else members, which):
             kept = files.read_facts(path).get("checksum")
-            parts.append(
-                kept if isinstance(kept, str) else files.checksum(files.read_tensors(path)[0])
-            )
+            if not isinstance(kept, str):
+                kept = files.checksum(files.read_tensors(path)[0])
+            parts.append(kept)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:

@@ -73,8 +73,10 @@ def _check(sources: Sequence[Run]) -> None:
 
 
 def _describe(sources: Sequence[Run]) -> dict[str, Any]:
+    """What all their configurations say, and where the networks come from."""
     configs = [source.config for source in sources]
-    shared = _shared(configs)
+    first = configs[0]
+    shared = {key: first[key] for key in first if all(c.get(key) == first[key] for c in configs)}
     if not {"validation", "select_on"} <= shared.keys():  # no images that all of them held out
         shared |= {"validation": 0, "select_on": shared.get("select_on", "validation")}
     names = dict.fromkeys(config["recipe"]["name"] for config in configs)
@@ -87,21 +89,9 @@ def _describe(sources: Sequence[Run]) -> dict[str, Any]:
     ]
     return {
         **{key: value for key, value in shared.items() if key not in ("format", "first")},
-        **{key: configs[0][key] for key in of_first if key in configs[0]},
-        "recipe": shared["recipe"] | {"name": "joined", "summary": summary},
+        **{key: first[key] for key in of_first if key in first},
+        "recipe": shared.get("recipe", {}) | {"name": "joined", "summary": summary},
         "rounds": rounds,
         "past": None,
         "joined": joined,
     }
-
-
-def _shared(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all of them say, part by part."""
-    found: dict[str, Any] = {}
-    for key, value in configs[0].items():
-        values: list[Any] = [config.get(key) for config in configs]
-        if all(isinstance(value, dict) for value in values):
-            found[key] = _shared(values)
-        elif all(other == value for other in values):
-            found[key] = value
-    return found

@@ -32,7 +32,7 @@ def _truth(value: Any) -> bool:
 
 def _any_number(value: Any) -> bool:
     """Infinity and NaN too: margins of infinite logits."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (int, float)
 
 
 def _number(value: Any) -> bool:
@@ -48,9 +48,7 @@ def _share(value: Any) -> bool:
 
 
 def _whole(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    )
+    return lambda value: type(value) is int and low <= value <= high  # a bool is none
 
 
 def _or_none(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
