@@ -53,34 +53,39 @@ class Request:
     adaptive: bool = False
 
 
-def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
-    """The data that a run was trained on, checked to be the same training images."""
-    name = run.config["data"]
-    place = data_dir or run.config.get("data_dir")
-    if name.startswith("folder:"):
-        path = Path(name.removeprefix("folder:"))
-        if data_dir is not None:
-            name = f"folder:{Path(data_dir) / path.name}"
-        elif not path.exists():
-            raise InputError(
-                f"{path} does not exist: --data-dir names the folder that holds {path.name} now"
-            )
-    elif name not in datasets.names():
-        raise InputError(
-            f"the run has tensors called {name!r}: use mrboost.evaluate(mrboost.load(run), x, y)"
-        )
-    dataset = datasets.load(name, place, verify=verify)
-    _check_data(run, dataset)
-    return dataset
-
-
-def _check_data(run: Run, dataset: Dataset) -> None:
-    """Refuse other training images than those of the run."""
+def load_data(
+    run: Run,
+    data_dir: str | Path | None = None,
+    *,
+    verify: bool = True,
+    dataset: Dataset | None = None,
+) -> Dataset:
+    """The data that a run was trained on, or ``dataset``, if it has the same training images."""
+    if dataset is None:
+        place = data_dir or run.config.get("data_dir")
+        dataset = datasets.load(_name_of_data(run, data_dir), place, verify=verify)
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
             f"the training images of {dataset.name} are not those that the run in "
             f"{str(run.folder)!r} was trained on: check --data-dir, or use mrboost.evaluate"
         )
+    return dataset
+
+
+def _name_of_data(run: Run, data_dir: str | Path | None) -> str:
+    """The name to load a run's data by; a folder of images may have moved."""
+    name: str = run.config["data"]
+    path = Path(name.removeprefix("folder:"))
+    if not name.startswith("folder:"):
+        if name not in datasets.names():
+            raise InputError(
+                f"the run has tensors {name!r}: use mrboost.evaluate(mrboost.load(run), x, y)"
+            )
+    elif data_dir is not None:
+        name = f"folder:{Path(data_dir) / path.name}"
+    elif not path.exists():
+        raise InputError(f"no {path}: --data-dir names the folder that holds {path.name} now")
+    return name
 
 
 def draw(split: Split, n: int | None) -> Split:
@@ -186,10 +191,7 @@ def evaluate_run(
     if world > 1 and options.examples is not None:
         raise InputError("examples are written by one process: start this command without torchrun")
     model = load_model(run, request.which, fabric.device, request.rounds)
-    if dataset is None:
-        dataset = load_data(run, data_dir, verify=verify)
-    else:
-        _check_data(run, dataset)
+    dataset = load_data(run, data_dir, verify=verify, dataset=dataset)
     test = draw(dataset.test, request.n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
@@ -197,8 +199,7 @@ def evaluate_run(
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
         attacks |= adaptive(model, eps, norm)
-    part = f"{request.which}-{len(model)}" + (f"-{rank}-{world}" if world > 1 else "")
-    own = _own_options(options, run, part, leads=rank == 0)
+    own = _own_options(options, run, f"{request.which}-{len(model)}", rank, world)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with lost_processes(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
@@ -225,14 +226,15 @@ def _facts(run: Run, request: Request, members: int, whole: Split, test: Split) 
 
 
 def _own_options(
-    options: EvaluationOptions, run: Run, part: str, *, leads: bool
+    options: EvaluationOptions, run: Run, part: str, rank: int, world: int
 ) -> EvaluationOptions:
     """Those of this process: a folder of its own for what is finished, and only the first
     process shows progress and looks for doubts."""
-    progress, check = options.progress and leads, options.check and leads
+    progress, check = options.progress and rank == 0, options.check and rank == 0
     if options.keep is None or not os.access(run.folder, os.W_OK):
         return replace(options, keep=None, resume=False, progress=progress, check=check)
-    return replace(options, keep=options.keep / part, progress=progress, check=check)
+    keep = options.keep / (f"{part}-{rank}-{world}" if world > 1 else part)
+    return replace(options, keep=keep, progress=progress, check=check)
 
 
 def place_of(run: Run, *request: object) -> Path:
