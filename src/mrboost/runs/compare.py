@@ -48,19 +48,17 @@ class SideBySide:
                 if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
                     # Attacks on members belong to the set that fits an ensemble, and are not
                     # the same for any two.
-                    found[WORST] = worst | {
-                        "over": sorted(name for name in found if "member " not in name)
-                    }
+                    over = sorted(name for name in found if "member " not in name)
+                    found[WORST] = worst | {"over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
         return cls(sorted(attacks, key=lambda name: name == WORST), rows)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
-        there = {label for label, _, _ in self.rows}
-        return [
-            run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there
-        ]
+        there = [label for label, _, _ in self.rows]
+        labelled = zip(run_labels(runs), runs, strict=True)
+        return [run for label, run in labelled if label not in there]
 
     def head(self) -> list[str]:
         return ["run", "members", "weights", "ball", "images", *self.attacks]

@@ -105,9 +105,7 @@ def _run_folder(
             except InputError as error:
                 problem = str(error)
             except OSError as error:
-                problem = (
-                    f"cannot write the run folder {str(out)!r} ({error}): choose another --out"
-                )
+                problem = f"cannot write the run folder {str(out)!r}: {error}: choose another --out"
         if problem := fabric.broadcast(problem):
             raise InputError(problem)
         yield run or Run.open(out, writes=False)
