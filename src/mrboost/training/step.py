@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -163,10 +162,12 @@ class Step:
         def loss_of(classifier: Classifier) -> Tensor:
             return sample.mean(self._losses(classifier, sample)[0]) * share
 
+        def agreed(gradient: Tensor) -> Tensor:
+            return gradient if self._world == 1 else over_processes(self._fabric, gradient)
+
         shifted: AbstractContextManager[None] = nullcontext()
         if recipe.awp:
-            mean = partial(over_processes, self._fabric)
-            shifted = recipe.awp.shifted(self._state.learner, loss_of, self._progress, mean)
+            shifted = recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed)
         self._optimizer.zero_grad()
         with shifted:
             losses, logits = self._losses(self._model, sample)
