@@ -25,7 +25,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -55,7 +55,7 @@ class Run:
     """
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
     writes: bool = True
 
     @classmethod
