@@ -80,7 +80,7 @@ def test_every_option_is_tried_above() -> None:
         ("mrboost-rnd", {"smoothing": 0.1}, "trains on pairs"),
         ("at", {"ema": 1.0}, "between 0 and 1, got 1.0"),
         ("at", {"clip": 0.0}, "positive bound of the gradient's norm, got 0.0"),
-        ("at", {"epochs": 10**9}, "epochs must be at most 10,000,000, got 1,000,000,000"),
+        ("at", {"epochs": 10**9}, "whole number in 1 … 10,000,000, got 1000000000"),
     ],
 )
 def test_what_a_recipe_cannot_follow_is_refused(

@@ -252,7 +252,7 @@ def test_hostile_configurations_are_refused(
         place = place[part]
     place[last] = value
     (run / "config.json").write_text(json.dumps(config))
-    assert (message or "is not a run's configuration") in error_of(capsys, "evaluate", run)
+    assert (message or "is not a run's config.json") in error_of(capsys, "evaluate", run)
 
 
 def test_weights_of_something_else_are_refused(run: Path, capsys) -> None:

@@ -189,7 +189,7 @@ def test_learned_weights_replace_the_equal_ones(
     done("report", boosted, "--quiet")
     assert results_of(boosted)["curve"]["of"] != curve, "the curve is of other weights"
     (boosted / "members" / "weights.json").write_text('{"of": "best", "weights": ["a", "b"]}')
-    assert "does not hold numbers" in error_of(capsys, "evaluate", boosted)
+    assert "is not a run's weights.json" in error_of(capsys, "evaluate", boosted)
 
 
 @pytest.mark.parametrize(

@@ -64,18 +64,8 @@ def test_a_joined_run_is_a_run(
     assert f"{both[0]}, {both[1]}" in (Path(out) / "report.html").read_text()
     assert "joins networks" in error_of(capsys, "train", "--resume", "--out", out)
     assert "another configuration" in error_of(capsys, "train", "at", "--resume", "--out", out)
-    more = [
-        "--validation",
-        "32",
-        "--rounds",
-        "2",
-        "--epochs",
-        "1",
-        "--steps",
-        "1",
-        "--out",
-        str(tmp_path / "more"),
-    ]
+    options = "--validation 32 --rounds 2 --epochs 1 --steps 1"
+    more = [*options.split(), "--out", str(tmp_path / "more")]
     assert main(["train", "mrboost", "--first", out, *more, "--device", "cpu", "--quiet"]) == 0
     first, of_first = (
         mrboost.load(folder, "last", rounds=1) for folder in (tmp_path / "more", both[0])

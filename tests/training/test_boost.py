@@ -232,7 +232,7 @@ def test_a_first_round_that_is_interrupted_is_copied_again(
 def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
     boost("at", tiny, epochs=1, out=tmp_path / "single", device="cpu")
     for wrong, message in (
-        ({"validation": 5}, r"cannot be the first round \(validation: 3 -> 5\)"),
+        ({"validation": 5}, r"cannot be first \(validation: 3 -> 5\)"),
         ({"model": "cnn-digits-silu"}, "model: 'cnn-digits' -> 'cnn-digits-silu'"),
         ({"rounds": 1}, "give rounds of 2 or more"),
         ({"first": tmp_path / "none"}, "there is no run folder"),

@@ -43,17 +43,8 @@ mrboost.files.write_tensors(__import__("pathlib").Path(out) / f"{rank}.safetenso
 """  # noqa: E501
 
 
-TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--nproc-per-node",
-    "2",
-    "--rdzv-backend",
-    "c10d",
-    "--rdzv-endpoint",
-    "localhost:0",
-]
+RUN = "torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0"
+TORCHRUN = [sys.executable, "-m", *RUN.split()]
 
 
 def launch(folder: Path, *arguments: str) -> None:
@@ -100,22 +91,8 @@ def test_statistics_of_batchnorm_agree(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_ends_the_training_which_can_go_on(tmp_path: Path) -> None:
-    command = [
-        *TORCHRUN,
-        "-m",
-        "mrboost",
-        "train",
-        "at",
-        "--data",
-        "digits",
-        "--epochs",
-        "8",
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "run"),
-        "--resume",
-    ]
+    options = "-m mrboost train at --data digits --epochs 8 --device cpu --resume --out"
+    command = [*TORCHRUN, *options.split(), str(tmp_path / "run")]
     job = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     )
@@ -165,16 +142,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_processes_share_an_evaluation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Point by point what one process finds; AutoAttack's queue included, and a last
     share that is smaller."""
-    evaluate = [
-        "evaluate",
-        run,
-        "--attack",
-        "pgd-5,apgd-ce,autoattack",
-        "--n",
-        "3",
-        "--quiet",
-        "--json",
-    ]
+    options = "--attack pgd-5,apgd-ce,autoattack --n 3 --quiet --json"
+    evaluate = ["evaluate", run, *options.split()]
 
     def in_two() -> dict:
         done = command(*evaluate)
@@ -245,18 +214,8 @@ def test_what_only_one_process_meets_is_said(run: str, tmp_path: Path) -> None:
         "    write(path, *rest)\n"
         "saved.write_tensors = refuse\n"
     )
-    done = command(
-        "evaluate",
-        str(tmp_path / "run"),
-        "--attack",
-        "fgsm",
-        "--n",
-        "4",
-        "--no-check",
-        "--import",
-        "way",
-        cwd=tmp_path,
-    )
+    options = "--attack fgsm --n 4 --no-check --import way"
+    done = command("evaluate", str(tmp_path / "run"), *options.split(), cwd=tmp_path)
     assert done.returncode != 0
     assert "best-1-1-2 is in the way" in done.stderr
 

@@ -289,7 +289,7 @@ def test_divergence_keeps_the_last_good_state(tiny: Dataset, tmp_path) -> None:
     recipe = replace(recipes.AT, objective=OnPerturbed(loss=turns_nan))
     with pytest.raises(
         InputError,
-        match=r"diverged.*epoch 3.*state after epoch 2 is kept.*in another folder, with a lower lr",
+        match=r"diverged.*epoch 3, by step 1; .*in another folder, with a lower lr",
     ):
         mrboost.boost(recipe, tiny, epochs=5, out=tmp_path / "run", device="cpu")
     tensors, facts = files.read_tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")
@@ -321,8 +321,7 @@ def test_a_crash_at_any_write_resumes_to_the_same_result(
         crashed.append(Path(shutil.copytree(folder, tmp_path / f"crash-{len(crashed)}")))
 
     with monkeypatch.context() as patch:
-        for module in (files, runs):
-            patch.setattr(module, "replace_file", replace_file, raising=True)
+        patch.setattr(files, "replace_file", replace_file)
         reference = weights(
             mrboost.boost(recipe, tiny, rounds=2, out=folder, device="cpu", **options)
         )
@@ -370,9 +369,9 @@ def test_two_processes_cannot_train_in_one_folder(tiny: Dataset, tmp_path) -> No
     [
         ({"eps": 0.0}, "eps must be positive and finite, got 0.0"),
         ({"eps": 8}, r"\(0, 1\]"),
-        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be a whole number in 1 … 10,000,000, got 0"),
         ({"rounds": -1}, "rounds must be a whole number"),
-        ({"batch_size": 1}, "at least 2"),
+        ({"batch_size": 1}, "whole number in 2 …"),
         ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
         ({"seed": -5}, "seed must be"),
         ({"seed": 1.5}, "seed must be"),
@@ -384,7 +383,7 @@ def test_two_processes_cannot_train_in_one_folder(tiny: Dataset, tmp_path) -> No
         ({"norm": "L2"}, "give eps for norm 'L2'"),
         ({"model": "cnn-digit"}, "did you mean cnn-digits"),
         ({"device": "cuda:99"}, "device 'cuda:99'"),
-        ({"epochs": 1.5}, "whole number of at least 1, got 1.5"),
+        ({"epochs": 1.5}, "whole number in 1 … 10,000,000, got 1.5"),
         ({"device": "cpu:7"}, "device 'cpu:7' is not available"),
         ({"device": "gpu"}, "device 'gpu' is not available"),
         ({"epoch": 3}, "unknown option 'epoch': did you mean epochs"),

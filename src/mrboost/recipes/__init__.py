@@ -75,53 +75,21 @@ from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trade
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
 from .schedules import OneCycle, Piecewise, Schedule
 
-__all__ = [
-    "AT",
-    "AT2",
-    "AT_AWP",
-    "AT_MCE",
-    "AWP",
-    "AWP_MCE",
-    "DEEPER",
-    "GAIR",
-    "GAIR_MCE",
-    "MART",
-    "MART_MCE",
-    "MART_MCE_PERTURBED",
-    "MRBOOST",
-    "MRBOOST_STRONG",
-    "PINOT",
-    "RECIPES",
-    "ROBBOOST",
-    "SNAPSHOTS",
-    "STRONG",
-    "TRADES",
-    "TRADES_MCE",
-    "WIDER",
+__all__ = ["RECIPES", "Recipe", "get"]
+__all__ += ["AT", "AT2", "AT_AWP", "AT_MCE", "AWP_MCE", "DEEPER", "GAIR", "GAIR_MCE", "MART"]
+__all__ += ["MART_MCE", "MART_MCE_PERTURBED", "MRBOOST", "MRBOOST_STRONG", "PINOT", "ROBBOOST"]
+__all__ += ["SNAPSHOTS", "STRONG", "TRADES", "TRADES_MCE", "WIDER"]
+__all__ += [
     "All",
     "Diverge",
     "Drawn",
     "Exp",
     "Geometry",
-    "Ind",
-    "Init",
     "Learner",
-    "Mart",
     "Max",
-    "Objective",
-    "OnPairs",
-    "OnPerturbed",
-    "OneCycle",
     "Past",
-    "PerInit",
-    "Piecewise",
-    "Recipe",
     "Rnd",
-    "RndInit",
     "Sampler",
-    "Schedule",
-    "Scope",
-    "Trades",
-    "Whole",
-    "get",
 ]
+__all__ += ["Ind", "Mart", "Objective", "OnPairs", "OnPerturbed", "Scope", "Trades", "Whole"]
+__all__ += ["AWP", "Init", "OneCycle", "PerInit", "Piecewise", "RndInit", "Schedule"]

@@ -40,10 +40,7 @@ class AWP:
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < 1:
-            raise InputError(
-                f"awp is a share of the weights' norm, between 0 and 1, got {self.gamma}: 0.01 "
-                "is usual"
-            )
+            raise InputError(f"awp is a share between 0 and 1, got {self.gamma}: 0.01 is usual")
 
     @contextmanager
     def shifted(
@@ -63,7 +60,16 @@ class AWP:
             agreed: averages a gradient over processes.
         """
         weights = [p for p in learner.parameters() if p.ndim > 1 and p.requires_grad]
-        gradients = [agreed(gradient) for gradient in self._ascent(learner, weights, loss_of)]
+        buffers = {name: buffer.clone() for name, buffer in learner.named_buffers()}
+
+        def with_own_buffers(x: Tensor) -> Tensor:
+            logits: Tensor = torch.func.functional_call(learner, buffers, (x,))
+            return logits
+
+        with torch.enable_grad():
+            loss = loss_of(with_own_buffers)
+            found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        gradients = [agreed(gradient) for gradient in found]
         gamma = self.gamma if progress is None else self.gamma * (progress >= self.begin)
         saved = [w.detach().clone() for w in weights]
         try:
@@ -77,20 +83,3 @@ class AWP:
                 for w, before in zip(weights, saved, strict=True):
                     w.copy_(before)
             torch.clear_autocast_cache()
-
-    def _ascent(
-        self,
-        learner: nn.Module,
-        weights: list[nn.Parameter],
-        loss_of: Callable[[Classifier], Tensor],
-    ) -> tuple[Tensor, ...]:
-        buffers = {name: buffer.clone() for name, buffer in learner.named_buffers()}
-
-        def proxy(x: Tensor) -> Tensor:
-            logits: Tensor = torch.func.functional_call(learner, buffers, (x,))
-            return logits
-
-        with torch.enable_grad():
-            return torch.autograd.grad(
-                loss_of(proxy), weights, allow_unused=True, materialize_grads=True
-            )

@@ -20,37 +20,25 @@ from mrboost.attacks.pgd import STARTS
 from mrboost.data import Augment, CutMix, Dataset, Defaults
 from mrboost.errors import InputError, look_up, unknown_name
 from mrboost.losses import Smoothed
-from mrboost.options import (
-    BY_NAME,
-    OPTIONS,
-    Fast,
-    Option,
-    Past,
-    Precision,
-    SelectOn,
-    TrainingOptions,
-)
+from mrboost.options import BY_NAME, Fast, Option, Past, Precision, SelectOn, TrainingOptions
 from mrboost.threat import ball, radius
 
 from .awp import AWP
 from .methods import Recipe
-from .objectives import Objective
 from .schedules import SCHEDULES
 
-LARGEST = {
-    "rounds": 100_000,
-    "epochs": 10_000_000,
-    "later_epochs": 10_000_000,
-    "batch_size": 10_000_000,
-    "validation": 10**12,
+# The least and the largest that the whole numbers of a training may be
+LIMITS = {
+    "rounds": (1, 100_000),
+    "epochs": (1, 10_000_000),
+    "later_epochs": (1, 10_000_000),
+    "batch_size": (2, 10_000_000),  # BatchNorm has no statistics of a single image
+    "validation": (1, 10**12),
+    "seed": (0, 2**63 - 1),
 }
-"""Whole numbers of a training, of at least 1, and the largest that each may be."""
-
+_POSITIVE = ("lr", "later_lr", "step_size", "judge_step")
+_OPTIONAL_PARTS: dict[str, object] = {"awp": AWP(), "cutmix": CutMix()}
 _NAMED_PARTS: dict[str, Mapping[str, object]] = {"schedule": SCHEDULES, "start": STARTS}
-_NEEDED = (
-    ("sampler", "joint", "True if learners are judged as parts of an ensemble, False if alone"),
-    ("schedule", "settled", "the share of the training after which an epoch may be the best"),
-)
 
 
 @runtime_checkable
@@ -63,7 +51,14 @@ class ChecksOptions(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides the result of a training."""
+    """Everything that decides the result of a training.
+
+    Attributes:
+        later_epochs, later_lr: of the rounds after the first; None where these are as the first.
+        past: the weights of a finished round that later rounds meet and start from; None where
+            rounds are independent.
+        judge_step: the step of the attack that judges: the data's, whatever the recipe trains with.
+    """
 
     recipe: Recipe
     data: str
@@ -81,58 +76,41 @@ class Config:
     precision: Precision
     fast: Fast
     augment: Augment
+    judge_step: float
     later_epochs: int | None = None
     later_lr: float | None = None
     past: Past | None = "last"
-    """The weights of a finished round that later rounds meet and start from; None where
-    rounds are independent."""
-    judge_step: float
-    """The step of the attack that judges: the data's, whatever the recipe trains with."""
 
     def __post_init__(self) -> None:
         models.check(self.model)
         ball(self.norm, self.eps)
-        for name, most in LARGEST.items():
-            value = getattr(self, name)
-            if value is None and name == "later_epochs":
+        for name, value in vars(self).items():
+            low, high = LIMITS.get(name, (0, 0))
+            choices = BY_NAME[name].choices if name in BY_NAME else ()
+            if value is None:
                 continue
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-            if value > most:
-                raise InputError(f"{name} must be at most {most:,}, got {value:,}")
-        for name in ("lr", "later_lr", "step_size", "judge_step"):
-            value = getattr(self, name)
-            if value is None and name == "later_lr":
+            if high and not (isinstance(value, int) and low <= value <= high):
+                expected = f"a whole number in {low} … {high:,}"
+            elif name in _POSITIVE and not (
+                isinstance(value, int | float) and 0 < value < math.inf
+            ):
+                expected = "a positive number"
+            elif choices and value not in choices:
+                expected = f"one of {', '.join(choices)}"
+            else:
                 continue
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise InputError(f"{name} must be a positive number, got {value!r}")
-        if self.batch_size < 2:
-            raise InputError(
-                "batch_size must be at least 2: BatchNorm has no statistics of a single image"
-            )
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must be a whole number in 0 … 2^63 − 1, got {self.seed!r}")
-        for name in ("select_on", "precision", "fast", "past"):
-            value, choices = getattr(self, name), BY_NAME[name].choices
-            if value not in choices and not (name == "past" and value is None):
-                raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            raise InputError(f"{name} must be {expected}, got {value!r}")
 
     def of_round(self, round_: int) -> Config:
-        """What holds in one round: those after the first may be shorter, and
-        may learn more slowly."""
+        """What holds in one round: later ones may be shorter, and may learn more slowly."""
         if round_ == 1:
             return self
         return replace(self, epochs=self.later_epochs or self.epochs, lr=self.later_lr or self.lr)
 
     def attack(self) -> PGD:
         """The recipe's inner attack with this run's ball."""
-        return PGD(
-            self.eps,
-            self.norm,
-            steps=self.recipe.steps,
-            step_size=self.step_size,
-            start=self.recipe.start,
-            seed=self.seed,
+        return replace(
+            self.judge(self.recipe.steps), start=self.recipe.start, step_size=self.step_size
         )
 
     def judge(self, steps: int) -> PGD:
@@ -151,11 +129,7 @@ def resolve(recipe: Recipe, dataset: Dataset, **options: Unpack[TrainingOptions]
 
 
 def configure(
-    recipe: Recipe,
-    data: str,
-    defaults: Defaults,
-    train_images: int,
-    options: Mapping[str, Any],
+    recipe: Recipe, data: str, defaults: Defaults, train_images: int, options: Mapping[str, Any]
 ) -> Config:
     """As ``resolve``, of data that need not be loaded: their name, their defaults and how many
     training images they have are enough."""
@@ -165,11 +139,13 @@ def configure(
             raise unknown_name("option", name, BY_NAME)
     if "eps" in given:
         given["eps"] = radius(given["eps"])
-    _check_parts(recipe, given)
-    recipe = _with_options(recipe, given)
-    _check_run_options(recipe, given)
+    _check_options(recipe, given)
+    for name, value in given.items():
+        if BY_NAME[name].changes_recipe:
+            recipe = _changed(recipe, name, value)
+    of_run = [option for option in BY_NAME.values() if not option.changes_recipe]
     values: dict[str, Any] = {
-        **{name: option.default for name, option in BY_NAME.items() if not option.changes_recipe},
+        **{option.name: option.default for option in of_run},
         "rounds": recipe.rounds,
         "batch_size": recipe.batch_size,
         "lr": recipe.lr,
@@ -178,11 +154,14 @@ def configure(
         "padding": defaults.padding,
         "flip": defaults.flip,
         "validation": max(1, min(1000, train_images // 10)),
-        **{name: value for name, value in given.items() if not BY_NAME[name].changes_recipe},
+        **{option.name: given[option.name] for option in of_run if option.name in given},
     }
     eps = values["eps"]
     if values["step_size"] is None:
-        values["step_size"] = _step_size(defaults, recipe.steps) * eps / defaults.eps
+        # The data's own step is for ten of them: fewer are longer, to reach as far, but do not
+        # leap across the ball
+        step = min(defaults.step_size * 10 / recipe.steps, 1.25 * defaults.eps)
+        values["step_size"] = max(defaults.step_size, step) * eps / defaults.eps
     values["judge_step"] = eps * (defaults.step_size / defaults.eps)
     values["augment"] = Augment(values.pop("padding"), values.pop("flip"))
     values["model"] = _model(recipe, values["model"], defaults.model)
@@ -191,129 +170,64 @@ def configure(
     config = Config(recipe=recipe, data=data, **values)
     most = train_images - 2
     if config.validation > most:
-        raise InputError(
-            f"validation must hold out 1 to {most} training images, got {config.validation}"
-        )
+        raise InputError(f"validation must hold out 1 to {most} images, got {config.validation}")
     return config
 
 
-def _check_parts(recipe: Recipe, options: Mapping[str, Any]) -> None:
-    """Refuse a recipe whose parts lack what the training asks of them, and let the parts
-    themselves refuse options (``check_options``, where a part has it)."""
-    for name, needed, meaning in _NEEDED:
-        if not hasattr(getattr(recipe, name), needed):
-            raise InputError(
-                f"the {name} of recipe {recipe.name!r} has no attribute {needed!r}: give its "
-                f"class one, {meaning}"
-            )
+def _check_options(recipe: Recipe, given: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together, or not with this recipe or a part of it."""
     for part in (recipe.sampler, recipe.objective):
         if isinstance(part, ChecksOptions):
-            part.check_options(recipe, options)
-
-
-def _check_run_options(recipe: Recipe, given: Mapping[str, Any]) -> None:
-    """Refuse options that do not go together, or not with this recipe."""
+            part.check_options(recipe, given)
     norm = given.get("norm", "Linf")
     if norm != "Linf" and "eps" not in given:
         ball(norm, 0.5)  # an unknown name is the first thing to say
-        raise InputError(
-            f"the default eps is for Linf: give eps for norm {norm!r}, for example 0.5 for L2"
-        )
+        raise InputError(f"the default eps is for Linf: give eps for norm {norm!r}, say 0.5 for L2")
     if "past" in given and not recipe.coupled:
-        raise InputError(
-            f"the rounds of {recipe.name!r} are independent of each other: leave past out"
-        )
+        raise InputError(f"rounds of {recipe.name!r} are independent of each other: leave past out")
     for name in ("later_epochs", "later_lr"):
         if name in given and given.get("rounds", recipe.rounds) == recipe.rounds == 1:
-            raise InputError(
-                f"{name} is of the rounds after the first, and {recipe.name} has one: leave it out"
-            )
-
-
-def _step_size(defaults: Defaults, steps: int) -> float:
-    """The data's own step is for ten of them: fewer are longer, to reach as far, but do not
-    leap across the ball."""
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
-    return max(defaults.step_size, min(defaults.step_size * 10 / steps, 1.25 * defaults.eps))
+            raise InputError(f"{name} is of the rounds after the first, and {recipe.name} has one")
 
 
 def _model(recipe: Recipe, given: str | None, usual: str) -> str:
     """``5x{}`` makes five of the network that was asked for, or of the data's usual one;
     ``{}-silu`` its variant."""
-    prefix, slot, suffix = recipe.model.partition("{}")
     if given is None:
         return recipe.model.format(usual)
+    prefix, slot, suffix = recipe.model.partition("{}")
     is_variant = given.startswith(prefix) and given.endswith(suffix)
     if not slot or (prefix + suffix and is_variant):
         return given
     return recipe.model.format(given)
 
 
-def _with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
-    """The recipe with the parts that were asked for."""
-    for name, value in options.items():
-        if BY_NAME[name].changes_recipe:
-            part = BY_NAME[name].path[1]
-            recipe = replace(recipe, **{part: _changed_part(recipe, name, value)})
-    return recipe
+def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
+    """The recipe with an option in the part that it changes."""
+    _, part, *field = BY_NAME[name].path
+    old: Any = getattr(recipe, part) or _OPTIONAL_PARTS.get(name)
+    new = value
+    if name in _NAMED_PARTS:
+        new = look_up(name, value, _NAMED_PARTS[name])
+    elif name == "smoothing":
+        new = _smoothed(recipe, value)
+    elif BY_NAME[name].zero_is_off and value == 0:
+        new = None
+    elif field:
+        if not hasattr(old, field[0]):
+            raise InputError(f"recipe {recipe.name!r} has no {name}: leave it out")
+        if name == "penalty" and not 0 <= value < math.inf:
+            raise InputError(f"penalty must be a finite number of at least 0, got {value!r}")
+        new = replace(old, **{field[0]: value})
+    return replace(recipe, **{part: new})
 
 
-def _changed_part(recipe: Recipe, name: str, value: Any) -> Any:
-    """What the part of the recipe that this option changes becomes."""
-    match name:
-        case "schedule" | "start":
-            return look_up(name, value, _NAMED_PARTS[name])
-        case "ema":
-            if not 0 <= value < 1:
-                raise InputError(
-                    f"ema is the decay of an average, between 0 and 1, got {value}: 0.999 is "
-                    "usual, 0 none"
-                )
-            return value or None
-        case "clip":
-            if not value > 0:
-                raise InputError(
-                    f"clip must be a positive bound of the gradient's norm, got {value}"
-                )
-            return value
-        case "awp":
-            return replace(recipe.awp or AWP(), gamma=value) if value != 0 else None
-        case "cutmix":
-            return CutMix(value) if value != 0 else None
-        case "smoothing":
-            return _smoothed(recipe, value)
-        case "penalty" | "eta" | "aggressive":
-            return _with_field(recipe, name, value)
-        case _:
-            return value
-
-
-def _with_field(recipe: Recipe, name: str, value: float) -> Any:
-    """A part with another value in the field that the option stands for."""
-    _, part_name, field = BY_NAME[name].path
-    part = getattr(recipe, part_name)
-    if field not in {f.name for f in fields(part)}:
-        raise InputError(
-            f"recipe {recipe.name!r} has no {name} ({type(part).__name__} takes none): leave it out"
-        )
-    if name == "penalty" and not 0 <= value < math.inf:
-        raise InputError(
-            f"penalty is the weight of a divergence, a finite number of at least 0, got {value!r}"
-        )
-    return replace(part, **{field: value})
-
-
-def _smoothed(recipe: Recipe, share: float) -> Objective:
+def _smoothed(recipe: Recipe, share: float) -> Any:
     objective: Any = recipe.objective
     if not hasattr(objective, "loss"):
-        raise InputError(
-            f"smoothing needs a loss of labels, and recipe {recipe.name!r} trains on pairs: "
-            "leave it out"
-        )
+        raise InputError(f"{recipe.name!r} trains on pairs, not on labels: leave smoothing out")
     hard = objective.loss.loss if isinstance(objective.loss, Smoothed) else objective.loss
-    smoothed: Objective = replace(objective, loss=Smoothed(hard, share) if share != 0 else hard)
-    return smoothed
+    return replace(objective, loss=Smoothed(hard, share) if share != 0 else hard)
 
 
 def describe_parts(value: object) -> Any:
@@ -326,9 +240,8 @@ def describe_parts(value: object) -> Any:
     if isinstance(value, tuple | list):
         return [describe_parts(item) for item in value]
     if isinstance(value, partial):
-        bound = [repr(item) for item in value.args] + [
-            f"{key}={item!r}" for key, item in value.keywords.items()
-        ]
+        bound = [repr(item) for item in value.args]
+        bound += [f"{key}={item!r}" for key, item in value.keywords.items()]
         return f"{describe_parts(value.func)}({', '.join(bound)})"
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
@@ -338,7 +251,7 @@ def describe_parts(value: object) -> Any:
 def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that give a saved configuration again: ``resolve`` and ``describe`` the other
     way round."""
-    found = {option.name: _saved_value(option, config) for option in OPTIONS}
+    found = {option.name: _saved_value(option, config) for option in BY_NAME.values()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -364,14 +277,12 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
     versions that made it."""
     from mrboost import __version__
 
-    return {
-        **config.describe(),
-        "input": {
-            "shape": list(dataset.shape),
-            "classes": dataset.num_classes,
-            "names": list(dataset.classes),
-            "fingerprint": dataset.fingerprint(),
-        },
-        "train_images": len(dataset.train),
-        "versions": {"mrboost": __version__, "torch": torch.__version__},
+    data = {
+        "shape": list(dataset.shape),
+        "classes": dataset.num_classes,
+        "names": list(dataset.classes),
+        "fingerprint": dataset.fingerprint(),
     }
+    versions = {"mrboost": __version__, "torch": torch.__version__}
+    images = len(dataset.train)
+    return {**config.describe(), "input": data, "train_images": images, "versions": versions}

@@ -41,21 +41,24 @@ from mrboost.threat import wide
 
 from .samplers import Sample, Turn
 
+# The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale
 _STEP_RANGE = 100.0
-"""The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale."""
 
 
 class _Chain(NamedTuple):
-    """The state of the Markov chains of a batch."""
+    """The state of the Markov chains of a batch.
+
+    Attributes:
+        z: Gaussian coordinates of the perturbation.
+        losses: η MCE of each false label, (N, K), −∞ at the true one.
+        density: log of the target's density relative to the uniform one: log Σ_{y'} exp(η MCE).
+        gradient: of the density, in z.
+    """
 
     z: Tensor
-    """Gaussian coordinates of the perturbation."""
     losses: Tensor
-    """η MCE of each false label, (N, K), −∞ at the true one."""
     density: Tensor
-    """Log of the target's density relative to the uniform one: log Σ_{y'} exp(η MCE)."""
     gradient: Tensor
-    """Of the density, in z."""
 
 
 @dataclass(frozen=True)
@@ -84,32 +87,21 @@ class Exp:
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < float("inf") or self.steps < 1 or not 0 < self.step_size <= 2:
-            raise InputError(
-                "Exp needs eta >= 0, steps >= 1 and step_size in (0, 2], "
-                f"got {self.eta!r}, {self.steps!r} and {self.step_size!r}"
-            )
+            raise InputError(f"Exp needs eta >= 0, steps >= 1, 0 < step_size <= 2, got {self!r}")
 
     def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
         """Refuse what these draws cannot follow."""
-        norm = options.get("norm", "Linf")
-        if norm != "Linf":
+        if options.get("norm", "Linf") != "Linf":
             raise InputError(
-                f"recipe {recipe.name!r} draws from Linf balls, got norm {norm!r}: mrboost "
-                "takes any norm"
+                f"{recipe.name!r} draws from Linf balls: leave norm out, or use mrboost"
             )
         if options.get("steps", recipe.steps) != recipe.steps:
-            raise InputError(
-                f"the adversary of {recipe.name!r} has moves of its own: leave steps out, or "
-                "take mrboost"
-            )
+            raise InputError(f"{recipe.name!r} has moves of its own: leave steps out")
 
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
         if turn.attack.norm != "Linf":
-            raise InputError(
-                "the exponential sampler draws from Linf balls, the run has norm "
-                f"{turn.attack.norm!r}"
-            )
+            raise InputError(f"Exp draws from Linf balls, the run has norm {turn.attack.norm!r}")
         victims = turn.victims(self.aggressive)
         eta = self.eta if victims else 0.0  # with nobody to attack, P_1 is uniform
         networks = victims or [turn.learner]
@@ -139,14 +131,7 @@ class Exp:
         }
         x_adv = torch.clamp(images(chain.z), low, high)
         other = _draw(chain.losses, generator)
-        return Sample(
-            clean=x,
-            x=x_adv,
-            y=y,
-            other=other,
-            weight=weight if self.reweight else None,
-            facts=facts,
-        )
+        return Sample(x, x_adv, y, other, weight if self.reweight else None, facts)
 
     def _anneal(
         self, chain_at: Callable[[Tensor], _Chain], x: Tensor, generator: torch.Generator
@@ -156,22 +141,17 @@ class Exp:
         chain = chain_at(random_like(torch.randn, x, generator))
         log_weight = torch.zeros_like(chain.density)
         accepted = torch.zeros_like(chain.density)
+        shape = (len(x), *[1] * (x.ndim - 1))
         for k in range(1, self.steps + 1):
             # The power rises from (k − 1)/steps to k/steps
             log_weight += chain.density / self.steps
-            step = self._step(x, generator)
+            # Of each chain its own; it does not depend on the state, so that the moves leave the
+            # distribution invariant
+            exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
+            step = self.step_size * _STEP_RANGE**-exponent
             chain, moved = _move(chain, chain_at, k / self.steps, step, generator)
             accepted += moved
         return chain, log_weight, accepted.mean() / self.steps
-
-    def _step(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A random step size for each chain.
-
-        It does not depend on the chain's state, so the moves leave the distribution invariant.
-        """
-        shape = (len(x), *[1] * (x.ndim - 1))
-        exponent = torch.rand(shape, generator=generator, device=x.device, dtype=x.dtype)
-        return self.step_size * _STEP_RANGE**-exponent
 
 
 def _move(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import look_up
+from mrboost.errors import InputError, look_up
 from mrboost.losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 
 from .awp import AWP
@@ -69,6 +70,19 @@ class Recipe:
     awp: AWP | None = None
     cutmix: CutMix | None = None
 
+    def __post_init__(self) -> None:
+        for part, needed in (("sampler", "joint"), ("schedule", "settled")):
+            if not hasattr(getattr(self, part), needed):
+                raise InputError(
+                    f"{part} of recipe {self.name!r} has no attribute {needed!r}: give it one"
+                )
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"ema must be an average's decay, between 0 and 1, got {self.ema}")
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip is a positive bound of the gradient's norm, got {self.clip}")
+
     @property
     def coupled(self) -> bool:
         """Whether a round depends on the members before it, or all rounds are independent."""
@@ -123,16 +137,14 @@ AT_MCE = replace(
 WIDER = replace(
     AT,
     name="wider",
-    summary="adversarial training of five networks end to end as one model: the control for the "
-    "ensemble's size",
+    summary="at on five networks as one model, end to end: the control for the ensemble's size",
     reference=_PAPER,
     model="5x{}",
 )
 DEEPER = replace(
     AT,
     name="deeper",
-    summary="adversarial training of a ResNet-152: the control for the ensemble's number of "
-    "parameters",
+    summary="at on a ResNet-152: the control for the ensemble's number of parameters",
     reference=_PAPER,
     model="resnet152",
 )
@@ -157,8 +169,7 @@ TRADES_MCE = replace(
 )
 MART = Recipe(
     name="mart",
-    summary="MART: boosted cross-entropy on PGD examples, and steadiness where the clean image is "
-    "doubtful",
+    summary="MART: boosted cross-entropy, and the same answer where the clean image is doubtful",
     formula="min_θ Σ_i BCE(g(x_i + δ_i), y_i) + 5 KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}),  "
     "p = softmax(g),  δ_i = argmax_δ CE(g(x_i + δ), y_i),  "
     "BCE(g, y) = CE(g, y) − log(1 − max_{j≠y} p_j)",
@@ -169,8 +180,7 @@ MART = Recipe(
 MART_MCE = replace(
     MART,
     name="mart-mce",
-    summary="MART with MCE as printed, on the clean image, and softmax(−g)'s divergence too: weak "
-    "(docs/results)",
+    summary="MART with MCE as printed, on the clean image, and both divergences (weak)",
     formula="min_θ Σ_i MCE-A(g(x_i), y_i) + KL(p(x_i) ‖ p(x_i + δ_i)) (1 − p(x_i)_{y_i}) "
     f"+ KL(p̃(x_i) ‖ p̃(x_i + δ_i)) (1 − p̃(x_i)_{{y_i}}),  {_PROBABILITIES},  "
     "δ_i = argmax_δ CE(g(x_i + δ), y_i)",
@@ -205,8 +215,7 @@ AWP_MCE = replace(
 GAIR = replace(
     AT,
     name="gair",
-    summary="adversarial training that weighs examples by how soon the attack succeeds, from the "
-    "first decay on",
+    summary="adversarial training that weighs examples by how soon they fall, from the first decay",
     formula="min_θ Σ_i ω_i CE(g(x_i + δ_i), y_i),  ω_i ∝ sigmoid(5 (1 − 2 κ_i / K)),  "
     "κ_i of the K steps of the attack begin at a point that is classified correctly",
     reference=_GAIR,
@@ -224,8 +233,7 @@ GAIR_MCE = replace(
 STRONG = replace(
     AWP_MCE,
     name="strong",
-    summary="the best single model so far: awp-mce with smaller steps of the weights, one-cycle "
-    "rates and averages",
+    summary="most robust single model here: awp-mce with smaller weight steps, one-cycle, averages",
     reference="composed here, of awp-mce, one-cycle rates and averaged weights",
     schedule=OneCycle(),
     lr=0.2,
@@ -233,14 +241,14 @@ STRONG = replace(
     ema=0.999,
 )
 
-_DELTA_ALL = "δ_i = argmax_δ MCE-A(mean_{j<=t} g_j(x_i + δ), y_i)"
+_MEAN = "mean_{j<=t} g_j(x_i + δ)"
+_DELTA_ALL = f"δ_i = argmax_δ MCE-A({_MEAN}, y_i)"
 _PAIR = "min_θt Σ_i MCE(g_t(x_i + δ_i), y_i, y'_i)"
 
 SNAPSHOTS = replace(
     AT_MCE,
     name="snapshots",
-    summary="at-mce in rounds, each from the last one's weights, attacked alone: the control for "
-    "boosting",
+    summary="at-mce in rounds, each from the last one's weights: the control for boosting",
     formula="min_θt Σ_i max_δ MCE-A(g_t(x_i + δ), y_i),  θ_t from θ_{t−1}",
     reference="after Huang et al., Snapshot Ensembles: Train 1, Get M for Free, ICLR 2017",
     init=PerInit(),
@@ -248,8 +256,7 @@ SNAPSHOTS = replace(
 )
 MRBOOST = Recipe(
     name="mrboost",
-    summary="margin boosting: each learner minimises MCE where the ensemble so far, with it, does "
-    "worst",
+    summary="margin boosting: each learner minimises MCE where the ensemble with it does worst",
     formula=f"min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  {_DELTA_ALL}",
     reference=_PAPER,
     sampler=All(),
@@ -279,8 +286,7 @@ PINOT = Recipe(
 MRBOOST_STRONG = replace(
     STRONG,
     name="mrboost-strong",
-    summary="margin boosting of strong: each learner meets the adversary of the ensemble so far, "
-    "with it",
+    summary="strong, boosted: each learner meets the adversary of the ensemble with it",
     formula=f"min_θt max_{{‖v_l‖ <= γ ‖θ_l‖}} Σ_i MCE-A(g_{{θt + v}}(x_i + δ_i), y_i),  "
     f"{_DELTA_ALL}",
     sampler=All(),
@@ -288,82 +294,65 @@ MRBOOST_STRONG = replace(
     rounds=5,
 )
 
-_MRBOOST_WHOLE = replace(
+
+def _variant(base: Recipe, name: str, summary: str, **parts: Any) -> Recipe:
+    """A recipe named after another one that it differs from in some parts."""
+    return replace(base, name=f"{base.name}-{name}", summary=f"{base.name} {summary}", **parts)
+
+
+_MRBOOST_WHOLE = _variant(
     MRBOOST,
-    name="mrboost-whole",
-    summary="mrboost with the loss on the whole ensemble",
+    "whole",
+    "with the loss on the whole ensemble",
     formula=f"min_θt Σ_i MCE-A(mean_{{j<=t}} g_j(x_i + δ_i), y_i),  {_DELTA_ALL}",
     scope=Whole(),
 )
-_ROBBOOST_IND = replace(
+_ROBBOOST_IND = _variant(
     ROBBOOST,
-    name="robboost-ind",
-    summary="robboost with the loss on the learner alone",
+    "ind",
+    "with the loss on the learner alone",
     formula="min_θt Σ_i CE(g_t(x_i + δ_i), y_i),  δ_i = argmax_δ CE(mean_{j<=t} g_j(x_i + δ), y_i)",
     reference=_PAPER,
     scope=Ind(),
 )
+_FRESH = "with freshly initialised learners"
+_FROM_LAST = "with each learner starting from the last"
 _VARIANTS = (
-    replace(
-        MRBOOST,
-        name="mrboost-rndinit",
-        summary="mrboost with freshly initialised learners",
-        init=RndInit(),
-    ),
+    _variant(MRBOOST, "rndinit", _FRESH, init=RndInit()),
     _MRBOOST_WHOLE,
-    replace(
-        _MRBOOST_WHOLE,
-        name="mrboost-whole-rndinit",
-        summary="mrboost with the loss on the whole ensemble and fresh learners",
-        init=RndInit(),
-    ),
-    replace(
+    _variant(_MRBOOST_WHOLE, "rndinit", _FRESH, init=RndInit()),
+    _variant(
         MRBOOST,
-        name="mrboost-drawn",
-        summary="mrboost where each image meets the learner and one earlier member: a round costs "
-        "as the second",
+        "drawn",
+        "on the learner and one earlier member for each image: cheap late rounds",
         formula="min_θt Σ_i MCE-A(g_t(x_i + δ_i), y_i),  "
         "δ_i = argmax_δ MCE-A((g_t + (t − 1) g_j)(x_i + δ) / t, y_i),  j < t drawn for each i",
         reference="composed here: an estimate of mrboost's ensemble",
         sampler=Drawn(),
     ),
-    replace(
-        ROBBOOST,
-        name="robboost-perinit",
-        summary="robboost with each learner starting from the last",
-        reference=_PAPER,
-        init=PerInit(),
-    ),
+    _variant(ROBBOOST, "perinit", _FROM_LAST, reference=_PAPER, init=PerInit()),
     _ROBBOOST_IND,
-    replace(
-        _ROBBOOST_IND,
-        name="robboost-ind-perinit",
-        summary="robboost with the loss on the learner alone, starting from the last",
-        init=PerInit(),
-    ),
-    replace(
+    _variant(_ROBBOOST_IND, "perinit", _FROM_LAST, init=PerInit()),
+    _variant(
         MRBOOST,
-        name="mrboost-rnd",
-        summary="mrboost with a random false label for each example",
-        formula=f"{_PAIR},  y'_i random,  "
-        "δ_i = argmax_δ MCE(mean_{j<=t} g_j(x_i + δ), y_i, y'_i)",
+        "rnd",
+        "with a random false label for each example",
+        formula=f"{_PAIR},  y'_i random,  δ_i = argmax_δ MCE({_MEAN}, y_i, y'_i)",
         sampler=Rnd(),
         objective=OnPairs(),
     ),
-    replace(
+    _variant(
         MRBOOST,
-        name="mrboost-max",
-        summary="mrboost with the worst false label of each example",
-        formula=f"{_PAIR},  "
-        "(y'_i, δ_i) = argmax_{y', δ} MCE(mean_{j<=t} g_j(x_i + δ), y_i, y')",
+        "max",
+        "with the worst false label of each example",
+        formula=f"{_PAIR},  (y'_i, δ_i) = argmax_{{y', δ}} MCE({_MEAN}, y_i, y')",
         sampler=Max(),
         objective=OnPairs(),
     ),
-    replace(
+    _variant(
         MRBOOST,
-        name="mrboost-exp",
-        summary="mrboost with draws from the exponential weights P_t: faithful, and weak "
-        "(docs/results)",
+        "exp",
+        "with draws from the exponential weights P_t: faithful, and weak (docs/results)",
         formula=f"{_PAIR} over (x, y, y', δ) ~ P_t ∝ exp(η MCE(Σ_{{j<=t}} g_j(x + δ), y, y'))",
         sampler=Exp(),
         objective=OnPairs(),
@@ -375,8 +364,8 @@ _ORDERED = (
     *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG, MRBOOST, MRBOOST_STRONG, SNAPSHOTS),
     *(ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
 )
+# Every method by its name
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ORDERED})
-"""Every method by its name."""
 
 
 def get(name: str) -> Recipe:

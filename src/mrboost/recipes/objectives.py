@@ -15,18 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mrboost import losses
 from mrboost.attacks import Classifier
 from mrboost.ensemble import mean_logits
 from mrboost.errors import InputError
-from mrboost.losses import (
-    Divergence,
-    Loss,
-    boosted_cross_entropy,
-    cross_entropy,
-    kl_divergence,
-    margin_cross_entropy,
-    probability,
-)
 
 from .samplers import Sample
 
@@ -70,21 +62,21 @@ class Objective(Protocol):
 class OnPerturbed:
     """``scale · loss(model(x + δ), y)``: adversarial training (Madry et al. 2018)."""
 
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
     scale: float = 1.0
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         logits = model(sample.x)
-        losses = sample.over_labels(lambda y: self.loss(logits, y, reduction="none"))
-        return self.scale * losses, logits
+        per_example = sample.over_labels(lambda y: self.loss(logits, y, reduction="none"))
+        return self.scale * per_example, logits
 
 
 @dataclass(frozen=True)
 class Trades:
     """``loss(model(x), y) + weight · divergence(model(x), model(x + δ))`` (Zhang et al. 2019)."""
 
-    loss: Loss = cross_entropy
-    divergence: Divergence = kl_divergence
+    loss: losses.Loss = losses.cross_entropy
+    divergence: losses.Divergence = losses.kl_divergence
     weight: float = 6.0
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
@@ -106,7 +98,7 @@ class Mart:
             Zhang et al. 2022.
     """
 
-    loss: Loss = boosted_cross_entropy
+    loss: losses.Loss = losses.boosted_cross_entropy
     weight: float = 5.0
     mirrored: bool = False
     on_clean: bool = False
@@ -118,8 +110,8 @@ class Mart:
         def loss_of(y: Tensor) -> Tensor:
             total = self.loss(fitted, y, reduction="none")
             for sign in (1, -1) if self.mirrored else (1,):
-                doubt = 1 - probability(sign * clean, y)
-                divergence = kl_divergence(sign * clean, sign * logits, reduction="none")
+                doubt = 1 - losses.probability(sign * clean, y)
+                divergence = losses.kl_divergence(sign * clean, sign * logits, reduction="none")
                 total = total + self.weight * doubt * divergence
             return total
 
@@ -135,11 +127,11 @@ class OnPairs:
         if options.get("cutmix", recipe.cutmix):
             raise InputError(
                 f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false "
-                "label for each: leave it out, or take a recipe without pairs such as mrboost"
+                "label for each: leave it out, or take mrboost"
             )
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         assert sample.other is not None, "this objective needs a sampler that chooses a false label"
         assert sample.mixed is None, "a false label of an image with two true ones is not defined"
         logits = model(sample.x)
-        return margin_cross_entropy(logits, sample.y, sample.other, reduction="none"), logits
+        return losses.margin_cross_entropy(logits, sample.y, sample.other, reduction="none"), logits

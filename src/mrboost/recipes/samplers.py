@@ -36,21 +36,14 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from mrboost import losses
 from mrboost.attacks import PGD, attacked
 from mrboost.data import Mixed
 from mrboost.ensemble import mean_logits
-from mrboost.losses import (
-    Divergence,
-    Loss,
-    cross_entropy,
-    kl_divergence,
-    margin_cross_entropy,
-    most_likely_other,
-)
 from mrboost.seeds import Randomness
 
+# Networks and a batch to the logits that they give together
 Combine = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
-"""Networks and a batch to the logits that they give together."""
 
 
 def over_labels(
@@ -65,22 +58,24 @@ def over_labels(
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch for the learner to train on."""
+    """A batch for the learner to train on.
+
+    Attributes:
+        clean, x: the images before the attack, and the perturbed ones.
+        y: their labels.
+        other: the false label y' of each example, where the sampler chose one.
+        weight: of each example, of mean one; None means that all count alike.
+        facts: figures for the metrics, scalars on the device.
+        mixed: the second labels of images that CutMix made of two.
+    """
 
     clean: Tensor
-    """The images before the attack."""
     x: Tensor
-    """The perturbed images."""
     y: Tensor
-    """Their labels."""
     other: Tensor | None = None
-    """The false label y' of each example, where the sampler chose one."""
     weight: Tensor | None = None
-    """Weight of each example, of mean one; None means that all count alike."""
     facts: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """Figures for the metrics, scalars on the device."""
     mixed: Mixed | None = None
-    """The second labels of images that CutMix made of two."""
 
     def over_labels(self, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The loss of each example for its label, or for both labels of a mixed image."""
@@ -93,22 +88,27 @@ class Sample:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a sampler gets: the attack, the networks and a batch."""
+    """What a sampler gets: the attack, the networks and a batch.
+
+    Attributes:
+        attack: the ball, the steps and the start; the sampler chooses the loss.
+        learner, past: the network under training, and the frozen members of earlier rounds.
+        x, y: images and labels.
+        generator: of the sampler's own draws.
+        progress: the share of the training that is done, in [0, 1), as a tensor on the device.
+        mixed: the second labels of images that CutMix made of two.
+        starts: where the starts of attacks are drawn from, if not from ``generator``.
+    """
 
     attack: PGD
-    """The ball, the steps and the start; the sampler chooses the loss."""
     learner: nn.Module
     past: Sequence[nn.Module]
-    """The frozen members of earlier rounds."""
     x: Tensor
     y: Tensor
     generator: torch.Generator
     progress: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """The share of the training that is done, in [0, 1), as a tensor on the device."""
     mixed: Mixed | None = None
-    """The second labels of images that CutMix made of two."""
     starts: Randomness = None
-    """Where the starts of attacks are drawn from, if not from ``generator``."""
 
     @property
     def ensemble(self) -> list[nn.Module]:
@@ -120,7 +120,7 @@ class Turn:
         return self.ensemble if aggressive else list(self.past)
 
     def ascend(
-        self, networks: Sequence[nn.Module], loss: Loss, combine: Combine = mean_logits
+        self, networks: Sequence[nn.Module], loss: losses.Loss, combine: Combine = mean_logits
     ) -> Tensor:
         """Perturbed images that raise a loss of the networks' combined logits.
 
@@ -136,9 +136,7 @@ class Turn:
 
         def objective(images: Tensor) -> Tensor:
             logits = combine(networks, images)
-            return over_labels(
-                lambda label: loss(logits, label, reduction="none"), self.y, self.mixed
-            )
+            return over_labels(partial(loss, logits, reduction="none"), self.y, self.mixed)
 
         with attacked(*networks):
             return self.attack.ascend(objective, self.x, source)
@@ -178,7 +176,7 @@ class Learner:
     """Adversarial training: attack the learner alone (Madry et al. 2018)."""
 
     joint: ClassVar[bool] = False
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend([turn.learner], self.loss))
@@ -189,7 +187,7 @@ class Past:
     """Attack the past members; the first learner itself (Pinot et al. 2020)."""
 
     joint: ClassVar[bool] = True
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.past or [turn.learner], self.loss))
@@ -204,7 +202,7 @@ class Diverge:
     attacked, not the learner alone.
     """
 
-    divergence: Divergence = kl_divergence
+    divergence: losses.Divergence = losses.kl_divergence
     joint: bool = False
 
     def __call__(self, turn: Turn) -> Sample:
@@ -233,7 +231,7 @@ class Geometry:
         joint: attack the ensemble, not the learner alone.
     """
 
-    loss: Loss = cross_entropy
+    loss: losses.Loss = losses.cross_entropy
     bias: float = 0.0
     begin: float = 0.5
     joint: bool = False
@@ -261,7 +259,7 @@ class All:
     """
 
     joint: ClassVar[bool] = True
-    loss: Loss = margin_cross_entropy
+    loss: losses.Loss = losses.margin_cross_entropy
     aggressive: bool = True
 
     def __call__(self, turn: Turn) -> Sample:
@@ -278,7 +276,7 @@ class Drawn:
     """
 
     joint: ClassVar[bool] = True
-    loss: Loss = margin_cross_entropy
+    loss: losses.Loss = losses.margin_cross_entropy
 
     def __call__(self, turn: Turn) -> Sample:
         return turn.sample(turn.ascend(turn.ensemble, self.loss, _with_one_past_member))
@@ -305,7 +303,7 @@ class Rnd:
         with attacked(turn.learner), torch.no_grad():
             classes = turn.learner(turn.x[:1]).shape[1]
         other = false_labels(turn.y, classes, turn.generator)
-        pairwise = partial(margin_cross_entropy, other=other)
+        pairwise = partial(losses.margin_cross_entropy, other=other)
         return turn.sample(turn.ascend(turn.victims(self.aggressive), pairwise), other)
 
 
@@ -323,11 +321,11 @@ class Max:
 
     def __call__(self, turn: Turn) -> Sample:
         def worst_pair(logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-            other = most_likely_other(logits.detach(), target)
-            return margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
+            other = losses.most_likely_other(logits.detach(), target)
+            return losses.margin_cross_entropy(logits, target, other, reduction)  # type: ignore[arg-type]
 
         victims = turn.victims(self.aggressive)
         x_adv = turn.ascend(victims, worst_pair)
         with attacked(turn.learner), torch.no_grad():
-            other = most_likely_other(mean_logits(victims or [turn.learner], x_adv), turn.y)
+            other = losses.most_likely_other(mean_logits(victims or [turn.learner], x_adv), turn.y)
         return turn.sample(x_adv, other)

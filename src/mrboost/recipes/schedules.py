@@ -55,5 +55,5 @@ class OneCycle:
         return (1 - progress) / (1 - self.warmup)
 
 
+# By the names that the command line uses
 SCHEDULES: dict[str, Schedule] = {"piecewise": Piecewise(), "one-cycle": OneCycle()}
-"""Schedules by the names that the command line uses."""

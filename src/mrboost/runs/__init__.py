@@ -11,9 +11,4 @@
 
 from .folder import Run, check_kind, load, slug
 
-__all__ = [
-    "Run",
-    "check_kind",
-    "load",
-    "slug",
-]
+__all__ = ["Run", "check_kind", "load", "slug"]

@@ -48,37 +48,28 @@ class SideBySide:
                 if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
                     # Attacks on members belong to the set that fits an ensemble, and are not
                     # the same for any two.
-                    found[WORST] = worst | {
-                        "over": sorted(name for name in found if "member " not in name)
-                    }
+                    over = sorted(name for name in found if "member " not in name)
+                    found[WORST] = worst | {"over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
         return cls(sorted(attacks, key=lambda name: name == WORST), rows)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
-        there = {label for label, _, _ in self.rows}
-        return [
-            run for label, run in zip(run_labels(runs), runs, strict=True) if label not in there
-        ]
+        there = [label for label, _, _ in self.rows]
+        labelled = zip(run_labels(runs), runs, strict=True)
+        return [run for label, run in labelled if label not in there]
 
     def head(self) -> list[str]:
         return ["run", "members", "weights", "ball", "images", *self.attacks]
 
     def facts(self, row: int) -> list[str]:
         label, evaluation, _ = self.rows[row]
-        ball = (
-            "several"
-            if evaluation["eps"] is None
-            else f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
-        )
-        return [
-            label,
-            str(evaluation["members"]),
-            evaluation["weights"],
-            ball,
-            f"{evaluation['n']:,}",
-        ]
+        ball = "several"
+        if evaluation["eps"] is not None:
+            ball = f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
+        members, images = str(evaluation["members"]), f"{evaluation['n']:,}"
+        return [label, members, evaluation["weights"], ball, images]
 
     def failures(self) -> list[str]:
         """Attacks that failed, row by row."""
@@ -90,41 +81,29 @@ class SideBySide:
         ]
 
     def is_best(self, row: int, attack: str) -> bool:
+        """Whether its accuracy is the best of those on the same images in the same ball."""
         _, own, outcomes = self.rows[row]
-        keys = ("eps", "norm", "n")
-        like = [
-            row
-            for row in self.rows
-            if all(row[1][key] == own[key] for key in keys) and same_images(row[1], own)
-        ]
-        same = [found for _, _, found in like]
         rivals = [
             found[attack]["accuracy"]
-            for found in same
-            if _is_like(found.get(attack), outcomes[attack])
+            for _, other, found in self.rows
+            if all(other[key] == own[key] for key in ("eps", "norm", "n"))
+            and same_images(other, own)
+            and _is_like(found.get(attack), outcomes[attack])
         ]
         return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
 
     def differences(self) -> list[list[str]]:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
-        whole = {
-            label: max(e["members"] for name, e, _ in self.rows if name == label)
-            for label, _, _ in self.rows
-        }
-        rows = [
-            i
-            for i, (label, evaluation, _) in enumerate(self.rows)
-            if evaluation["members"] == whole[label]
-        ]
+        whole = {label: 0 for label, _, _ in self.rows}
+        for label, evaluation, _ in self.rows:
+            whole[label] = max(whole[label], evaluation["members"])
+        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
         lines: dict[tuple[str, ...], dict[str, str]] = {}
         for i, j in combinations(rows, 2):
             (first, one, theirs), (second, other, ours) = self.rows[i], self.rows[j]
-            if (
-                first == second
-                or self.facts(i)[2:] != self.facts(j)[2:]
-                or not same_images(one, other)
-            ):
+            like = self.facts(i)[2:] == self.facts(j)[2:] and same_images(one, other)
+            if first == second or not like:
                 continue
             cells = lines.setdefault((f"{second} − {first}", *self.facts(i)[2:]), {})
             for attack in self.attacks:
@@ -158,37 +137,26 @@ def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             figures[outcome["attack"]] = worst_case(points)
         if len(figures) > 2 and not evaluation.get("failed"):
             figures[WORST] = worst_case([one for points in smaller.values() for one in points])
-        found = {
-            name: {"accuracy": value, "interval": interval}
-            for name, (value, interval) in figures.items()
-        }
+        found = {name: {"accuracy": f[0], "interval": f[1]} for name, f in figures.items()}
         rows.append({"eps": evaluation["eps"], "attacks": found})
     return rows
 
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A curve in per cent, one line for each radius."""
-    names = sorted(
-        dict.fromkeys(name for row in rows for name in row["attacks"]),
-        key=lambda name: name == WORST,
-    )
-
-    def cell(figure: Mapping[str, Any] | None) -> str:
-        if figure is None:
-            return "–"
-        low, high = figure["interval"]
-        return f"{100 * figure['accuracy']:.2f} ({100 * low:.1f} – {100 * high:.1f})"
-
-    lines = (
-        [format_eps(row["eps"]), *(cell(row["attacks"].get(name)) for name in names)]
-        for row in rows
-    )
-    return _aligned([["eps", *names], *lines])
+    names = {name: name == WORST for row in rows for name in row["attacks"]}
+    ordered = sorted(names, key=names.__getitem__)
+    lines = [["eps", *ordered]]
+    for row in rows:
+        figures = [row["attacks"].get(name) for name in ordered]
+        lines.append([format_eps(row["eps"]), *(_cell(f, " – ") if f else "–" for f in figures)])
+    return _aligned(lines)
 
 
-def _low_to_high(interval: Sequence[float]) -> str:
-    """In per cent: ``49.5–77.9``."""
-    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
+def _cell(figure: Mapping[str, Any], to: str = "–", mark: str = "") -> str:
+    """Accuracy and interval in per cent: ``63.80 (49.5–77.9)``."""
+    low, high = figure["interval"]
+    return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
 
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:
@@ -197,14 +165,9 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
     table = SideBySide.of(runs)
     lines = [table.head()]
     for i, (_, _, found) in enumerate(table.rows):
-        cells = [
-            f"{100 * outcome['accuracy']:.2f}{'*' if table.is_best(i, name) else ''} "
-            f"({_low_to_high(outcome['interval'])})"
-            if (outcome := found.get(name))
-            else "–"
-            for name in table.attacks
-        ]
-        lines.append(table.facts(i) + cells)
+        marks = {name: "*" if table.is_best(i, name) else "" for name in found}
+        cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
+        lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
     parts = [_aligned(lines), "in per cent, in brackets the 95 % interval"] if table.rows else []
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"

@@ -20,13 +20,8 @@ from mrboost.data import Dataset, Split, drawn, validation_split
 from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.evaluation import (
-    Evaluation,
-    EvaluationOptions,
-    UnfinishedError,
-    measure,
-    resolve_attacks,
-)
+from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
+from mrboost.evaluation.result import Evaluation, UnfinishedError
 from mrboost.files import digest
 from mrboost.threat import ball
 
@@ -34,8 +29,8 @@ from .folder import Run
 from .results import save_evaluation
 from .reweight import learn_weights
 
+# Makes attacks, by label, for the model that they are to attack
 Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
-"""Attacks by label, made for the model that they are to attack."""
 
 
 @dataclass(frozen=True)
@@ -58,34 +53,39 @@ class Request:
     adaptive: bool = False
 
 
-def load_data(run: Run, data_dir: str | Path | None = None, *, verify: bool = True) -> Dataset:
-    """The data that a run was trained on, checked to be the same training images."""
-    name, place = run.config["data"], data_dir or run.config.get("data_dir")
-    if name.startswith("folder:") and data_dir is not None:
-        name = f"folder:{Path(data_dir) / Path(name).name}"
-    elif name.startswith("folder:") and not (path := Path(name.removeprefix("folder:"))).exists():
-        raise InputError(
-            f"{path}, which the run in {str(run.folder)!r} was trained on, does not exist: "
-            f"--data-dir names the folder that holds {path.name} now"
-        )
-    elif not name.startswith("folder:") and name not in datasets.names():
-        raise InputError(
-            f"the run in {str(run.folder)!r} was trained on tensors called {name!r}, which only "
-            "its maker has: use mrboost.evaluate(mrboost.load(run), x, y)"
-        )
-    dataset = datasets.load(name, place, verify=verify)
-    _check_data(run, dataset)
-    return dataset
-
-
-def _check_data(run: Run, dataset: Dataset) -> None:
-    """Refuse other training images than those of the run."""
+def load_data(
+    run: Run,
+    data_dir: str | Path | None = None,
+    *,
+    verify: bool = True,
+    dataset: Dataset | None = None,
+) -> Dataset:
+    """The data that a run was trained on, or ``dataset``, if it has the same training images."""
+    if dataset is None:
+        place = data_dir or run.config.get("data_dir")
+        dataset = datasets.load(_name_of_data(run, data_dir), place, verify=verify)
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
             f"the training images of {dataset.name} are not those that the run in "
-            f"{str(run.folder)!r} was trained on: check --data-dir, or use mrboost.evaluate for "
-            "other images"
+            f"{str(run.folder)!r} was trained on: check --data-dir, or use mrboost.evaluate"
         )
+    return dataset
+
+
+def _name_of_data(run: Run, data_dir: str | Path | None) -> str:
+    """The name to load a run's data by; a folder of images may have moved."""
+    name: str = run.config["data"]
+    path = Path(name.removeprefix("folder:"))
+    if not name.startswith("folder:"):
+        if name not in datasets.names():
+            raise InputError(
+                f"the run has tensors {name!r}: use mrboost.evaluate(mrboost.load(run), x, y)"
+            )
+    elif data_dir is not None:
+        name = f"folder:{Path(data_dir) / path.name}"
+    elif not path.exists():
+        raise InputError(f"no {path}: --data-dir names the folder that holds {path.name} now")
+    return name
 
 
 def draw(split: Split, n: int | None) -> Split:
@@ -131,33 +131,23 @@ def reweight_run(
     """Learn weights for a run's members on its held-out images, attacked, and keep them:
     ``load`` then uses them."""
     run = Run.open(run_dir)
+    name, config = str(run.folder), run.config
     model = load_model(run, which, device)
     if not isinstance(model, Ensemble) or len(model) < 2:
-        kind = "a randomised classifier" if isinstance(model, Mixture) else "one network"
-        raise InputError(f"{str(run.folder)!r} holds {kind}: there is nothing to weigh")
-    if run.config["select_on"] != "validation" or not run.config["validation"]:
-        kept = (
-            "no images that all networks of it held out"
-            if "joined" in run.config
-            else "no images that it held out"
-        )
-        raise InputError(
-            f"the run in {str(run.folder)!r} has {kept}, and no others may be learned from"
-        )
+        raise InputError(f"{name!r} is no ensemble of several networks: there is nothing to weigh")
+    if config["select_on"] != "validation" or not config["validation"]:
+        raise InputError(f"{name!r} has no images that all networks held out to learn from")
     dataset = load_data(run, data_dir, verify=verify)
-    _, held_out = validation_split(dataset.train, run.config["validation"])
+    _, held_out = validation_split(dataset.train, config["validation"])
     place = model.weights.device
-    attack = PGD(
-        run.config["eps"], run.config["norm"], steps=20, step_size=run.config["judge_step"]
-    )
+    attack = PGD(config["eps"], config["norm"], steps=20, step_size=config["judge_step"])
     x, y = held_out.images().to(place), held_out.y.to(place)
     # Not what was learned before, so that the same is learned again
     equal = Ensemble(model.members).to(place).eval()
     learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
     weights: list[float] = learned.weights.tolist()
-    run.save_weights(
-        which, weights, f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
-    )
+    how = f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
+    run.save_weights(which, weights, how)
     return weights
 
 
@@ -174,8 +164,8 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
-    Of several processes that torchrun started, each takes its share of the images, and the first
-    writes. If an attack fails, the outcomes of the others are added before the error is raised.
+    Of torchrun's processes each takes its share of the images, and the first writes. If an attack
+    fails, the outcomes of the others are added before the error is raised.
 
     Args:
         run: it, or its folder.
@@ -194,16 +184,14 @@ def evaluate_run(
     step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
     # A mistyped name is found before anything is loaded
     attacks = {} if callable(attack) else resolve_attacks(attack, eps, norm, step_size)
-    _refuse_damaged_results(run)
+    with suppress(OSError):  # damaged results, to which nothing could be added, are refused now
+        run.results.keys()
     fabric = make_fabric(device, "32-true", together=True)
     rank, world = fabric.global_rank, fabric.world_size
     if world > 1 and options.examples is not None:
         raise InputError("examples are written by one process: start this command without torchrun")
     model = load_model(run, request.which, fabric.device, request.rounds)
-    if dataset is None:
-        dataset = load_data(run, data_dir, verify=verify)
-    else:
-        _check_data(run, dataset)
+    dataset = load_data(run, data_dir, verify=verify, dataset=dataset)
     test = draw(dataset.test, request.n)
     if len(test) < world:
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
@@ -211,56 +199,42 @@ def evaluate_run(
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
         attacks |= adaptive(model, eps, norm)
-    part = f"{request.which}-{len(model)}"
-    if world > 1:
-        part += f"-{rank}-{world}"
-    own = _own_options(options, run, part, leads=rank == 0)
+    own = _own_options(options, run, f"{request.which}-{len(model)}", rank, world)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with lost_processes(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
     found = measured.evaluation()
     if rank == 0 and found.outcomes:
-        facts = _facts(run, request.which, len(model), dataset.test, test)
+        facts = _facts(run, request, len(model), dataset.test, test)
         found = save_evaluation(run, facts | {"checked": options.check}, found)
     if measured.problem:
         raise UnfinishedError(measured.problem, found)
     return found
 
 
-def _facts(run: Run, which: str, members: int, whole: Split, test: Split) -> dict[str, Any]:
+def _facts(run: Run, request: Request, members: int, whole: Split, test: Split) -> dict[str, Any]:
     """Which classifier and which images were evaluated, as the results keep it."""
     everything = len(test) == len(whole)
     return {
-        "weights": which,
+        "weights": request.which,
         "members": members,
-        "of": run.fingerprint(which, members),
+        "of": run.fingerprint(request.which, members),
         "whole": everything,
         "images": digest(test.x, test.y),
         "points": None if everything else numbers(whole, len(test)).tolist(),
     }
 
 
-def _refuse_damaged_results(run: Run) -> None:
-    """Nothing could be added to them, so the evaluation does not begin."""
-    with suppress(OSError):  # a run that one may not read all of can be evaluated all the same
-        run.results.keys()  # reading the file checks it
-
-
 def _own_options(
-    options: EvaluationOptions, run: Run, part: str, *, leads: bool
+    options: EvaluationOptions, run: Run, part: str, rank: int, world: int
 ) -> EvaluationOptions:
     """Those of this process: a folder of its own for what is finished, and only the first
     process shows progress and looks for doubts."""
-    keep = None
-    if options.keep is not None and os.access(run.folder, os.W_OK):
-        keep = options.keep / part
-    return replace(
-        options,
-        keep=keep,
-        resume=options.resume and keep is not None,
-        progress=options.progress and leads,
-        check=options.check and leads,
-    )
+    progress, check = options.progress and rank == 0, options.check and rank == 0
+    if options.keep is None or not os.access(run.folder, os.W_OK):
+        return replace(options, keep=None, resume=False, progress=progress, check=check)
+    keep = options.keep / (f"{part}-{rank}-{world}" if world > 1 else part)
+    return replace(options, keep=keep, progress=progress, check=check)
 
 
 def place_of(run: Run, *request: object) -> Path:

@@ -19,12 +19,13 @@ configuration that they were trained with, and weights a checksum.
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -32,38 +33,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mrboost import models
+from mrboost import files, models
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.files import (
-    State,
-    checksum,
-    locked,
-    parse_json,
-    read_facts,
-    read_json,
-    read_tensors,
-    remove_temporary,
-    replace_file,
-    write_json,
-    write_tensors,
-)
+from mrboost.files import State
 from mrboost.progress import note
 from mrboost.seeds import global_stream
 
+from . import schema
 from .identity import CIRCUMSTANCES, differences
-from .schema import (
-    FORMAT,
-    check_checkpoint,
-    check_config,
-    check_metrics,
-    check_results,
-    check_weights,
-)
 
 _KINDS = {"best": "{:02d}.safetensors", "last": "{:02d}.last.safetensors"}
 
 
+@dataclass(eq=False)
 class Run:
     """A run folder that exists.
 
@@ -71,25 +54,22 @@ class Run:
     together, the one with ``writes`` writes, and the methods that write do nothing in the others.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any], *, writes: bool = True) -> None:
-        self.folder = folder
-        self.config = config
-        self.writes = writes
+    folder: Path
+    config: dict[str, Any] = field(repr=False)
+    writes: bool = True
 
     @classmethod
     def open(cls, folder: str | Path, *, writes: bool = True) -> Self:
         """Read a run; refuse a folder that is not one."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise InputError(
-                f"there is no run folder {str(folder)!r}: give the --out of a training"
-            )
-        path = folder / "config.json"
+        path = Path(folder) / "config.json"
         if not path.is_file():
-            raise InputError(f"{str(folder)!r} is not a run folder: it has no config.json")
-        config = read_json(path)
-        check_config(config, path)
-        return cls(folder, config, writes=writes)
+            raise InputError(
+                f"there is no run folder {str(folder)!r}: it has no config.json: give the --out of "
+                "a training"
+            )
+        config = files.read_json(path)
+        schema.check_config(config, path)
+        return cls(Path(folder), config, writes)
 
     @classmethod
     def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Self:
@@ -97,7 +77,7 @@ class Run:
         folder = Path(folder)
         _check_free(folder, resume=False)
         _make_folders(folder)
-        write_json(folder / "config.json", {"format": FORMAT, **description})
+        files.write_json(folder / "config.json", {"format": schema.FORMAT, **description})
         return cls.open(folder)
 
     @classmethod
@@ -117,9 +97,8 @@ class Run:
         _check_free(folder, resume=resume)
         _make_folders(folder)
         busy = f"another process is training in {str(folder)!r}: wait for it or end it"
-        with locked(folder / "checkpoint" / "lock", busy):
-            if (folder / "config.json").exists():
-                _check_free(folder, resume=resume)
+        with files.locked(folder / "checkpoint" / "lock", busy):
+            if resume and (folder / "config.json").exists():
                 run = cls.open(folder)
                 run._grow(description)
             else:
@@ -141,17 +120,16 @@ class Run:
         self._check_unedited()
         if more_rounds:
             self.config["rounds"] = description["rounds"]
-            write_json(self.folder / "config.json", self.config)
+            files.write_json(self.folder / "config.json", self.config)
 
     def _check_unedited(self) -> None:
         """Refuse a configuration other than that of the weights and the checkpoint."""
         done = self.rounds_done()
-        paths = [self._checkpoint] + ([self._member(done, "best")] if done else [])
-        for path in filter(Path.exists, paths):
-            made_with = read_facts(path).get("config")
+        ignore = CIRCUMSTANCES | {"rounds", "first"}
+        for path in [self._checkpoint] + ([self._member(done, "best")] if done else []):
+            made_with = files.read_facts(path).get("config") if path.exists() else None
             if not isinstance(made_with, dict):
                 continue
-            ignore = CIRCUMSTANCES | {"rounds", "first"}
             if changed := differences(made_with, self.config, ignore=ignore):
                 raise InputError(
                     f"{self.folder / 'config.json'} has changed since {path.name} was written "
@@ -162,7 +140,7 @@ class Run:
         """Remove what killed processes left; the caller holds the lock of the training."""
         with self._changing():
             for folder in (self.folder, self.folder / "members", self.folder / "checkpoint"):
-                remove_temporary(folder)
+                files.remove_temporary(folder)
         if self.rounds_done() >= self.config["rounds"]:
             self.clear_checkpoint()
 
@@ -174,14 +152,14 @@ class Run:
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         if self.writes:
-            write_tensors(self._checkpoint, tensors, {**facts, "config": self.config})
+            files.write_tensors(self._checkpoint, tensors, {**facts, "config": self.config})
 
     def load_checkpoint(self) -> tuple[State, dict[str, Any]] | None:
         """The tensors and the facts that were saved last, if any were."""
         if not self._checkpoint.exists():
             return None
-        tensors, facts = read_tensors(self._checkpoint)
-        check_checkpoint(facts, self._checkpoint)
+        tensors, facts = files.read_tensors(self._checkpoint)
+        schema.check(facts, schema.CHECKPOINT, self._checkpoint)
         return tensors, facts
 
     def clear_checkpoint(self) -> None:
@@ -203,10 +181,10 @@ class Run:
         rows: list[dict[str, Any]] = []
         for line in path.read_bytes().splitlines() if path.is_file() else ():
             try:
-                row = parse_json(line, path)
+                row = files.parse_json(line, path)
             except InputError:
                 break  # the line that a crash cut short is the last one
-            check_metrics(row, path)
+            schema.check(row, schema.METRICS, path)
             rows.append(row)
         return rows
 
@@ -215,7 +193,7 @@ class Run:
         if self.writes:
             rows = [r for r in self.metrics() if (r["round"], r["epoch"]) <= (round_, epoch)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace_file(self.folder / "metrics.jsonl", text.encode())
+            files.replace_file(self.folder / "metrics.jsonl", text.encode())
 
     # Members
 
@@ -228,8 +206,8 @@ class Run:
         if not self.writes:
             return
         for which, state in (("last", last), ("best", best)):
-            facts = {"epoch": epochs[which], "checksum": checksum(state), "config": self.config}
-            write_tensors(self._member(round_, which), state, facts)
+            facts = {"epoch": epochs[which], "checksum": files.checksum(state)}
+            files.write_tensors(self._member(round_, which), state, facts | {"config": self.config})
 
     def adopt(self, source: Run, round_: int, of: int) -> None:
         """A member of another run, as it is in that run's classifier of ``of`` rounds, as the
@@ -252,11 +230,8 @@ class Run:
         rounds do not depend on each other, the same as the newest.
         """
         check_kind(which)
-        past = self.config["past"] or which
-        return [
-            *(self._member(round_, past) for round_ in range(1, rounds)),
-            self._member(rounds, which),
-        ]
+        kinds = [self.config["past"] or which] * (rounds - 1) + [which]
+        return [self._member(round_, kind) for round_, kind in enumerate(kinds, start=1)]
 
     def members(self, rounds: int, which: str) -> list[nn.Module]:
         """The members of the classifier "best" or "last" after so many rounds, frozen."""
@@ -278,10 +253,8 @@ class Run:
         return {which: _epoch(self._member(round_, which)) for which in _KINDS}
 
     def rounds_done(self) -> int:
-        done = 0
-        while self._member(done + 1, "best").exists():
-            done += 1
-        return done
+        """How many members there are."""
+        return next(n for n in itertools.count() if not self._member(n + 1, "best").exists())
 
     def fingerprint(self, which: str = "best", members: int | None = None) -> str:
         """A short name for a classifier of the run: the weights of its first ``members`` and
@@ -289,8 +262,10 @@ class Run:
         done = self.rounds_done()
         parts = [repr(self.load_weights(which, done))]
         for path in self.member_files(done if members is None else members, which):
-            kept = read_facts(path).get("checksum")
-            parts.append(kept if isinstance(kept, str) else checksum(read_tensors(path)[0]))
+            kept = files.read_facts(path).get("checksum")
+            if not isinstance(kept, str):
+                kept = files.checksum(files.read_tensors(path)[0])
+            parts.append(kept)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def is_of(self, evaluation: Mapping[str, Any]) -> bool:
@@ -310,12 +285,11 @@ class Run:
     def _load(self, path: Path) -> nn.Module:
         if not path.exists():
             raise InputError(
-                f"{str(self.folder)!r} has no finished round {int(path.name[:2])} "
-                f"(members/{path.name} is missing): train it to its end with mrboost train "
-                f"--resume --out {self.folder}"
+                f"{str(self.folder)!r} has no finished round {int(path.name.partition('.')[0])} "
+                f"(members/{path.name} is missing): mrboost train --resume --out {self.folder}"
             )
         model = self.new_model()
-        tensors, facts = read_tensors(path)
+        tensors, facts = files.read_tensors(path)
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -327,11 +301,8 @@ class Run:
         same_types = all(mine[key].dtype == value.dtype for key, value in tensors.items())
         if "checksum" not in facts or not same_types:
             _note_once(f"note: {path} was converted after its training: its checksum is unknown")
-        elif facts["checksum"] != checksum(tensors):
-            raise InputError(
-                f"{path} has changed since it was written, its checksum is another: restore it "
-                "from a copy"
-            )
+        elif facts["checksum"] != files.checksum(tensors):
+            raise InputError(f"{path} has changed since it was written: restore it from a copy")
         return model.requires_grad_(False).eval()
 
     def _member(self, round_: int, which: str) -> Path:
@@ -341,15 +312,15 @@ class Run:
         """Keep learned weights of all members that are there now."""
         content = {"of": which, "weights": list(weights), "how": how}
         with self._changing():
-            write_json(self.folder / "members" / "weights.json", content)
+            files.write_json(self.folder / "members" / "weights.json", content)
 
     def load_weights(self, which: str, members: int) -> list[float] | None:
         """The learned weights of so many members, if there are any; equal ones otherwise."""
         path = self.folder / "members" / "weights.json"
         if not path.exists():
             return None
-        kept = read_json(path)
-        check_weights(kept, path)
+        kept = files.read_json(path)
+        schema.check(kept, schema.WEIGHTS, path)
         is_of_these = kept["of"] == which and len(kept["weights"]) == members
         return kept["weights"] if is_of_these else None
 
@@ -359,8 +330,8 @@ class Run:
     def results(self) -> dict[str, Any]:
         """What evaluations have found by now."""
         path = self.folder / "results.json"
-        results = read_json(path) if path.exists() else {}
-        check_results(results, path)
+        results = files.read_json(path) if path.exists() else {}
+        schema.check_results(results, path)
         return results
 
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
@@ -368,14 +339,12 @@ class Run:
         one after the other."""
         if self.writes:
             with self._changing():
-                remove_temporary(self.folder, "results.json")
-                write_json(self.folder / "results.json", change(self.results))
+                files.remove_temporary(self.folder, "results.json")
+                files.write_json(self.folder / "results.json", change(self.results))
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> AbstractContextManager[None]:
         """Wait for other processes that change the results."""
-        with locked(self.folder / ".results.lock"):
-            yield
+        return files.locked(self.folder / ".results.lock")
 
 
 def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
@@ -390,47 +359,35 @@ def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) ->
 
 
 def _epoch(path: Path) -> int:
-    epoch = read_facts(path).get("epoch")
+    epoch = files.read_facts(path).get("epoch")
     if not isinstance(epoch, int) or epoch < 1:
-        raise InputError(
-            f"{path} does not say after which epoch its weights were kept: restore it from a copy"
-        )
+        raise InputError(f"{path} does not say of which epoch it is: restore it from a copy")
     return epoch
 
 
 def _check_free(folder: Path, *, resume: bool) -> None:
     """Refuse a folder in which a run may not be started, or gone on with."""
     if (folder / "config.json").exists():
-        if resume:
-            return
-        raise InputError(
-            f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), "
-            "or choose another folder"
-        )
-    if folder.exists() and not (folder.is_dir() and _is_new(folder)):
+        if not resume:
+            raise InputError(
+                f"{str(folder)!r} holds a run already: go on with it (--resume, resume=True), "
+                "or choose another folder"
+            )
+    elif folder.exists() and not (folder.is_dir() and _is_new(folder)):
         raise InputError(f"{str(folder)!r} exists and is not a run folder: choose another --out")
 
 
 def _is_new(folder: Path) -> bool:
     """Whether a folder is empty but for what a crash before its config.json leaves."""
-    parts = ("members", "checkpoint")
-    if not all(p.name in parts or p.match(".config.json.*.tmp") for p in folder.iterdir()):
-        return False
-    files = [path for part in parts for path in (folder / part).glob("*") if path.is_file()]
-    return all(path.name == "lock" for path in files)
+    own = [folder / "members", folder / "checkpoint", folder / "checkpoint" / "lock"]
+    found = folder.rglob("*")
+    return all(path in own or path.match(".config.json.*.tmp") for path in found)
 
 
 def _make_folders(folder: Path) -> None:
     """Make what is missing of a run's folders; a copy need not have brought what is empty."""
-    try:
-        for part in ("members", "checkpoint"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise InputError(
-            f"cannot write the run folder {str(folder)!r}: {error.strerror}: choose another --out"
-        ) from None
+    for part in ("members", "checkpoint"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
 
 
 @cache
@@ -445,6 +402,5 @@ def check_kind(which: str) -> None:
 
 def slug(data: str) -> str:
     """A name of data as a part of a folder's name."""
-    return "".join(
-        c if c.isalnum() or c in "-_." else "-" for c in Path(data.removeprefix("folder:")).name
-    )
+    name = Path(data.removeprefix("folder:")).name
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)

@@ -11,17 +11,17 @@ from typing import Any
 from mrboost.options import OPTIONS
 from mrboost.recipes.config import saved_options
 
+# What decides nothing about a run's result
 CIRCUMSTANCES = frozenset(
     {"format", "versions", "data_dir", "train_images"}
     | {"recipe.summary", "recipe.formula", "recipe.reference"}
 )
-"""What decides nothing about a run's result."""
+# What cannot be compared before the images are loaded
 WITHOUT_IMAGES = CIRCUMSTANCES | {"input", "first"}
-"""What cannot be compared before the images are loaded."""
+# What another run must share for its network to be the first round of this one
 FIRST_ROUND = ("input", "model", "validation", "select_on")
-"""What another run must share for its network to be the first round of this one."""
+# What runs must share for their networks to be one ensemble
 MEMBERS = ("input", "model", "eps", "norm", "judge_step")
-"""What runs must share for their networks to be one ensemble."""
 
 _LATER_ROUNDS = CIRCUMSTANCES | {"first", "rounds", "later_epochs", "later_lr", "past"}
 _LATER_PARTS = frozenset(
@@ -59,7 +59,7 @@ def differences(
             if is_part and before.get(option.name) != after.get(option.name):
                 name, old, new = option.name, before.get(option.name), after.get(option.name)
                 break
-        found[name] = f"{name}: {_short(old)} -> {_short(new)}"
+        found[name] = f"{name}: {old!r:.200} -> {new!r:.200}"
     decisive = [found[name] for name in ("recipe.name", "data") if name in found]
     return decisive or list(found.values())
 
@@ -75,11 +75,6 @@ def first_round(config: Mapping[str, Any]) -> dict[str, Any]:
         recipe["sampler"] = {"part": "Learner", "loss": sampler["loss"]}
     run = {key: value for key, value in config.items() if key not in _LATER_ROUNDS}
     return run | {"recipe": recipe}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _leaves(

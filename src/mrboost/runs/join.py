@@ -32,8 +32,9 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
         raise InputError(f"{str(out)!r} exists already: choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     made = out.with_name(f".{out.name}.joining")  # so that out is there whole or not at all
+    lock = out.with_name(f"{made.name}.lock")
     busy = f"another process is joining networks in {str(out)!r}: wait for it or end it"
-    with locked(out.with_name(f"{made.name}.lock"), busy):
+    with locked(lock, busy):
         try:
             shutil.rmtree(made, ignore_errors=True)  # of one that was killed
             run = Run.create(made, _describe(sources))
@@ -45,7 +46,7 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
         finally:
             shutil.rmtree(made, ignore_errors=True)
             with suppress(OSError):  # Windows keeps a file that is open
-                out.with_name(f"{made.name}.lock").unlink()
+                lock.unlink()
     return load(out)
 
 
@@ -60,9 +61,7 @@ def _check(sources: Sequence[Run]) -> None:
         if source.rounds_done() < 1:
             raise InputError(f"{name} has no finished round: go on with mrboost train --resume")
         if source.config["recipe"].get("combine") == "Mixture":
-            raise InputError(
-                f"{name} is a randomised classifier, which has no mean answer: leave it out"
-            )
+            raise InputError(f"{name} is a randomised classifier: leave it out")
         if changed := differences(first.config, source.config, only=MEMBERS):
             raise InputError(
                 f"{name} does not go with {str(first.folder)!r} ({'; '.join(changed)}): join runs "
@@ -74,39 +73,25 @@ def _check(sources: Sequence[Run]) -> None:
 
 
 def _describe(sources: Sequence[Run]) -> dict[str, Any]:
+    """What all their configurations say, and where the networks come from."""
     configs = [source.config for source in sources]
-    shared = _shared(configs)
+    first = configs[0]
+    shared = {key: first[key] for key in first if all(c.get(key) == first[key] for c in configs)}
     if not {"validation", "select_on"} <= shared.keys():  # no images that all of them held out
         shared |= {"validation": 0, "select_on": shared.get("select_on", "validation")}
     names = dict.fromkeys(config["recipe"]["name"] for config in configs)
     rounds = sum(source.rounds_done() for source in sources)
     summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
-    for key in ("data", "data_dir", "versions"):
-        shared |= {key: configs[0][key]} if key in configs[0] else {}
+    of_first = ("data", "data_dir", "versions", "judge_step")
+    joined = [
+        {"run": str(source.folder), "recipe": config["recipe"]["name"], "of": source.fingerprint()}
+        for source, config in zip(sources, configs, strict=True)
+    ]
     return {
         **{key: value for key, value in shared.items() if key not in ("format", "first")},
-        "recipe": shared["recipe"] | {"name": "joined", "summary": summary},
+        **{key: first[key] for key in of_first if key in first},
+        "recipe": shared.get("recipe", {}) | {"name": "joined", "summary": summary},
         "rounds": rounds,
         "past": None,
-        "judge_step": configs[0]["judge_step"],
-        "joined": [
-            {
-                "run": str(source.folder),
-                "recipe": source.config["recipe"]["name"],
-                "of": source.fingerprint(),
-            }
-            for source in sources
-        ],
+        "joined": joined,
     }
-
-
-def _shared(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all of them say, part by part."""
-    found: dict[str, Any] = {}
-    for key, value in configs[0].items():
-        values: list[Any] = [config.get(key) for config in configs]
-        if all(isinstance(value, dict) for value in values):
-            found[key] = _shared(values)
-        elif all(other == value for other in values):
-            found[key] = value
-    return found

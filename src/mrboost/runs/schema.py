@@ -14,7 +14,7 @@ from typing import Any
 
 from mrboost.errors import InputError
 from mrboost.options import OPTIONS, Option
-from mrboost.recipes.config import LARGEST
+from mrboost.recipes.config import LIMITS
 
 FORMAT = 2
 
@@ -32,7 +32,7 @@ def _truth(value: Any) -> bool:
 
 def _any_number(value: Any) -> bool:
     """Infinity and NaN too: margins of infinite logits."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (int, float)
 
 
 def _number(value: Any) -> bool:
@@ -48,9 +48,7 @@ def _share(value: Any) -> bool:
 
 
 def _whole(low: int, high: int) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    )
+    return lambda value: type(value) is int and low <= value <= high  # a bool is none
 
 
 def _or_none(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -72,6 +70,12 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _point(value: Any) -> bool:
+    """Radius, accuracy and its interval."""
+    is_triple = isinstance(value, list) and len(value) == 3
+    return is_triple and _number(value[0]) and _share(value[1]) and _INTERVAL(value[2])
+
+
 def _value_of(option: Option) -> Callable[[Any], bool]:
     """What the configuration may hold for an option of the training."""
     if option.path[-1] in ("schedule", "start"):  # parts, which have names as options alone
@@ -83,52 +87,40 @@ def _value_of(option: Option) -> Callable[[Any], bool]:
 
 
 _INTERVAL = _all(_number, length=2)
+_COUNT = _whole(1, 10**12)
+_ROUND = _whole(*LIMITS["rounds"])
+_EPOCH = _whole(*LIMITS["epochs"])
 
 
-def _point(value: Any) -> bool:
-    """Radius, accuracy and its interval."""
-    if not isinstance(value, list) or len(value) != 3:
-        return False
-    return _number(value[0]) and _share(value[1]) and _INTERVAL(value[2])
+def _each(rule: Rule, names: str) -> Schema:
+    """The same rule for several names."""
+    return dict.fromkeys(names.split(), rule)
 
 
 _RUN: Schema = {
     "format": _one_of(FORMAT),
-    "recipe.name": _text,
-    "recipe.summary": _text,
-    "data": _text,
-    "model": _text,
-    "rounds": _whole(1, LARGEST["rounds"]),
-    "eps": _positive,
-    "norm": _text,
-    "validation": _whole(0, LARGEST["validation"]),
-    "select_on": _text,
+    **_each(_text, "recipe.name recipe.summary data model norm select_on input.fingerprint"),
+    **_each(
+        _text, "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.of?"
+    ),
+    **_each(_positive, "eps judge_step"),
+    "rounds": _ROUND,
+    "validation": _whole(0, LIMITS["validation"][1]),
     "past": _one_of(None, "last", "best"),
-    "judge_step": _positive,
     "input.shape": _all(_whole(1, 10_000), length=3),
     "input.classes": _whole(2, 100_000),
     "input.names?": _all(_text),
-    "input.fingerprint": _text,
-    "versions.mrboost": _text,
-    "versions.torch": _text,
-    "data_dir?": _text,
-    "train_images?": _whole(1, 10**12),
-    "recipe.combine?": _text,
+    "train_images?": _COUNT,
     "first?": _object,
-    "first.run?": _text,
-    "first.of?": _text,
     **{f"{'.'.join(option.path)}?": _value_of(option) for option in OPTIONS},
 }
+# What networks that were trained apart and joined may differ in
 _TRAINED_HERE: Schema = {
-    "epochs": _whole(1, LARGEST["epochs"]),
-    "step_size": _positive,
-    "batch_size": _whole(1, LARGEST["batch_size"]),
-    "lr": _positive,
-    "seed": _whole(0, 2**63 - 1),
-    "train_images": _whole(1, 10**12),
+    **{name: _whole(*LIMITS[name]) for name in ("epochs", "batch_size", "seed")},
+    **_each(_positive, "step_size lr"),
+    "train_images": _COUNT,
     "recipe.sampler.part": _text,
 }
-"""What networks that were trained apart and joined may differ in."""
 _JOINED: Schema = {"joined": [{"run": _text, "recipe?": _text, "of?": _text}]}
 _OUTCOME: Schema = {
     "attack": _text,
@@ -136,8 +128,7 @@ _OUTCOME: Schema = {
     "interval": _INTERVAL,
     "per_class": _all(_or_none(_share)),
     "class_intervals?": _all(_or_none(_INTERVAL)),
-    "margin?": _or_none(_any_number),
-    "min_margin?": _or_none(_any_number),
+    **_each(_or_none(_any_number), "margin? min_margin?"),
     "seconds?": _number,
     "correct?": _all(lambda value: _truth(value) or _share(value)),
     "stages?": [{"attack": _text, "accuracy": _share, "interval": _INTERVAL, "seconds": _number}],
@@ -147,57 +138,40 @@ _OUTCOME: Schema = {
     "norm?": _or_none(_text),
     "labels?": _text,
 }
+_EVALUATION: Schema = {
+    "weights": _one_of("best", "last"),
+    "members": _ROUND,
+    "n": _COUNT,
+    "eps": _or_none(_number),
+    "norm": _or_none(_text),
+    **_each(_text, "of? images?"),
+    **_each(_truth, "whole? checked?"),
+    "points?": _or_none(_all(_whole(0, 10**12))),
+    "failed?": _all(_text),
+    "outcomes": [_OUTCOME],
+    "doubts?": [{"check": _text, "message": _text}],
+}
 _RESULTS: Schema = {
-    "evaluations?": [
-        {
-            "weights": _one_of("best", "last"),
-            "members": _whole(1, LARGEST["rounds"]),
-            "n": _whole(1, 10**12),
-            "eps": _or_none(_number),
-            "norm": _or_none(_text),
-            "of?": _text,
-            "whole?": _truth,
-            "checked?": _truth,
-            "images?": _text,
-            "points?": _or_none(_all(_whole(0, 10**12))),
-            "failed?": _all(_text),
-            "outcomes": [_OUTCOME],
-            "doubts?": [{"check": _text, "message": _text}],
-        }
-    ],
-    "rounds?": [
-        {
-            "round": _whole(1, LARGEST["rounds"]),
-            "clean.accuracy": _share,
-            "pgd-20.accuracy": _share,
-        }
-    ],
+    "evaluations?": [_EVALUATION],
+    "rounds?": [{"round": _ROUND, "clean.accuracy": _share, "pgd-20.accuracy": _share}],
     "hardware?": _all(_text),
     "curve?": _object,
     "curve.points?": _all(_point),
     "curve.margins?": _all(_number),
 }
-_METRICS: Schema = {
-    "round": _whole(1, LARGEST["rounds"]),
-    "epoch": _whole(1, LARGEST["epochs"]),
+METRICS: Schema = {
+    "round": _ROUND,
+    "epoch": _EPOCH,
     "loss": _any_number,
-    "train_robust": _share,
-    "clean": _share,
-    "robust": _share,
-    "seconds": _number,
-    "lr?": _number,
+    **_each(_share, "train_robust clean robust"),
+    **_each(_number, "seconds lr?"),
 }
-_WEIGHTS: Schema = {
+WEIGHTS: Schema = {
     "of": _one_of("best", "last"),
     "weights": _all(lambda value: _number(value) and value >= 0),
     "how?": _text,
 }
-_CHECKPOINT: Schema = {
-    "round": _whole(1, LARGEST["rounds"]),
-    "epoch": _whole(1, LARGEST["epochs"]),
-    "best_epoch": _whole(1, LARGEST["epochs"]),
-    "config?": _object,
-}
+CHECKPOINT: Schema = {"round": _ROUND, **_each(_EPOCH, "epoch best_epoch"), "config?": _object}
 
 
 def check_config(config: dict[str, Any], path: Path) -> None:
@@ -207,70 +181,41 @@ def check_config(config: dict[str, Any], path: Path) -> None:
             f"{path} was written by mrboost 0.1, whose past members and held-out images were "
             "others: train it anew, or evaluate it with that version"
         )
-    if config.get("format", FORMAT) != FORMAT:
-        raise InputError(
-            f"{path} has format {config['format']!r:.60}, this mrboost reads format "
-            f"{FORMAT}: upgrade it"
-        )
-    where = f"{path} is not a run's configuration"
-    _check(config, _RUN, where)
-    _check(config, _JOINED if "joined" in config else _TRAINED_HERE, where)
+    if (found := config.get("format", FORMAT)) != FORMAT:
+        raise InputError(f"{path} has format {found!r:.60}, this is for {FORMAT}: upgrade mrboost")
+    check(config, _RUN, path)
+    check(config, _JOINED if "joined" in config else _TRAINED_HERE, path)
 
 
 def check_results(results: dict[str, Any], path: Path) -> None:
     """Refuse what is no file of a run's results."""
-    where = f"{path} does not hold a run's results"
-    _check(results, _RESULTS, where)
+    check(results, _RESULTS, path)
     for evaluation in results.get("evaluations", []):
         for outcome in evaluation["outcomes"]:
-            images = len(outcome.get("correct", ())) or evaluation["n"]
-            classes = len(outcome["per_class"])
-            if images != evaluation["n"] or len(outcome.get("class_intervals") or ()) not in (
-                0,
-                classes,
-            ):
-                raise InputError(
-                    f"{where}: the lists of {outcome['attack'][:60]!r} do not have one entry for "
-                    "each image or class: restore it from a copy"
-                )
+            of_images, of_classes = outcome.get("correct"), outcome.get("class_intervals")
+            lengths = ((of_images, evaluation["n"]), (of_classes, len(outcome["per_class"])))
+            if any(values and len(values) != wanted for values, wanted in lengths):
+                raise _damaged(path, f"lists of {outcome['attack'][:60]!r} differ in their lengths")
 
 
-def check_metrics(row: Any, path: Path) -> None:
-    """Refuse a line that is no epoch's metrics."""
-    _check(row, _METRICS, f"{path} holds a line that is no epoch's metrics")
-
-
-def check_weights(weights: dict[str, Any], path: Path) -> None:
-    """Refuse what are no weights of members."""
-    _check(weights, _WEIGHTS, f"{path} does not hold numbers for the members")
-
-
-def check_checkpoint(facts: dict[str, Any], path: Path) -> None:
-    """Refuse facts that are no checkpoint's."""
-    _check(facts, _CHECKPOINT, f"{path} does not fit this run")
+def check(value: Any, schema: Schema, path: Path) -> None:
+    """Refuse a value from a file with a part that is missing or does not fit, in one line."""
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{str(value)[:60]!r} is not an object")
+    for name, rule in schema.items():
+        key = name.removesuffix("?")
+        found = _part(value, key.split("."))
+        if found is _MISSING:
+            if key == name:
+                raise _damaged(path, f"it lacks {key}")
+        elif isinstance(rule, list) and isinstance(found, list):
+            for item in found:
+                check(item, rule[0], path)
+        elif isinstance(rule, list) or not rule(found):
+            raise _damaged(path, f"{key} is {str(found)[:60]!r}")
 
 
 _MISSING = object()
-
-
-def _check(value: Any, schema: Schema, where: str) -> None:
-    """Refuse a value with a part that is missing or does not fit, in one line."""
-    if not isinstance(value, dict):
-        raise InputError(f"{where} ({str(value)[:60]!r}): restore it from a copy")
-    for name, rule in schema.items():
-        found = _part(value, name.removesuffix("?").split("."))
-        if found is _MISSING:
-            if name.endswith("?"):
-                continue
-            raise InputError(f"{where}: it lacks {name}: restore it from a copy")
-        name = name.removesuffix("?")
-        if isinstance(rule, list):
-            if not isinstance(found, list):
-                raise InputError(f"{where}: {name} is not a list: restore it from a copy")
-            for item in found:
-                _check(item, rule[0], where)
-        elif not rule(found):
-            raise InputError(f"{where}: {name} is {str(found)[:60]!r}: restore it from a copy")
 
 
 def _part(value: Any, path: Sequence[str]) -> Any:
@@ -280,3 +225,7 @@ def _part(value: Any, path: Sequence[str]) -> Any:
             return _MISSING
         value = value[key]
     return value
+
+
+def _damaged(path: Path, problem: str) -> InputError:
+    return InputError(f"{path} is not a run's {path.name} ({problem}): restore it from a copy")

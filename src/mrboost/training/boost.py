@@ -65,10 +65,7 @@ def boost(
     config = resolve(recipe, dataset, **options)
     fabric = make_fabric(device, config.precision, together=True)
     if config.batch_size < 2 * fabric.world_size:
-        raise InputError(
-            f"batch_size must be at least 2 for each of the {fabric.world_size} processes, got "
-            f"{config.batch_size}"
-        )
+        raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
     _check_model(_new_learner(config, dataset, 1), config.model, dataset)
     description = describe(config, dataset)
     if data_dir is not None:
@@ -105,8 +102,10 @@ def _run_folder(
         if fabric.is_global_zero:
             try:
                 run = stack.enter_context(Run.training(out, description, resume=resume))
-            except (InputError, OSError) as error:
+            except InputError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = f"cannot write the run folder {str(out)!r}: {error}: choose another --out"
         if problem := fabric.broadcast(problem):
             raise InputError(problem)
         yield run or Run.open(out, writes=False)
@@ -115,17 +114,13 @@ def _run_folder(
 def _described(source: Run, description: dict[str, Any]) -> dict[str, str]:
     """A run that is to be the first round: where it is and its weights; refused
     where it does not fit."""
+    name = str(source.folder)
     if description["rounds"] < 2:
         raise InputError("first is the first of several rounds: give rounds of 2 or more")
     if source.rounds_done() < 1:
-        raise InputError(
-            f"{str(source.folder)!r} has no finished round: go on with mrboost train --resume"
-        )
+        raise InputError(f"{name!r} has no finished round: go on with mrboost train --resume")
     if changed := differences(source.config, description, only=FIRST_ROUND):
-        raise InputError(
-            f"the run in {str(source.folder)!r} cannot be the first round "
-            f"({'; '.join(changed)}): give the same"
-        )
+        raise InputError(f"{name!r} cannot be first ({'; '.join(changed)}): give the same")
     return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
 
 
@@ -133,10 +128,7 @@ def _adopt(run: Run, first: dict[str, str]) -> None:
     """Another run's first round as the first of this one."""
     source = Run.open(first["run"])
     if source.fingerprint("last", 1) != first["of"]:
-        raise InputError(
-            f"the first round in {first['run']!r} has changed since this run was started: "
-            "start a new one"
-        )
+        raise InputError(f"the first round in {first['run']!r} has changed: start a new run")
     run.rewind_metrics(0, 0)
     run.adopt(source, 1, of=1)
 
@@ -161,29 +153,20 @@ def _rounds(
         past = [move_model(member, fabric.device) for member in run.members(done, kept)]
         newest = [move_model(run.members(done, "best")[-1], fabric.device)]
         _score_rounds(config, run, held_out, fabric.device, progress)
+    common: dict[str, Any] = {"fabric": fabric, "run": run, "progress": progress}
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
-        fitted = fit(
-            learner,
-            past,
-            train,
-            held_out,
-            config.of_round(round_),
-            fabric=fabric,
-            round_=round_,
-            run=run,
-            progress=progress,
-        )
+        of_round = config.of_round(round_)
+        fitted = fit(learner, past, train, held_out, of_round, round_=round_, **common)
         learner.requires_grad_(False).eval()
         newest = [deepcopy(learner)]
         newest[0].load_state_dict(fitted.best)
         learner.load_state_dict(fitted.best if kept == "best" else fitted.last)
         past.append(learner)
         if run is not None:
-            run.save_member(
-                round_, fitted.best, fitted.last, {"best": fitted.best_epoch, "last": fitted.epochs}
-            )
+            epochs = {"best": fitted.best_epoch, "last": fitted.epochs}
+            run.save_member(round_, fitted.best, fitted.last, epochs)
             run.clear_checkpoint()
             fabric.barrier()
             _score_rounds(config, run, held_out, fabric.device, progress)
@@ -231,14 +214,11 @@ def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
     given = images.clone()
     with attacked(learner), torch.no_grad():
         logits = learner(given)
-    if not isinstance(logits, Tensor) or logits.shape != (2, dataset.num_classes):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if shape != (2, dataset.num_classes):
         raise InputError(
             f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
-            f"of {dataset.name}, it gave {got}: check the function that was registered"
+            f"of {dataset.name}, it gave {shape}: check the function that was registered"
         )
     if not torch.equal(given, images):
-        raise InputError(
-            f"model {name!r} changes the images that it is given: let it compute x - mean, "
-            "say, not x.sub_(mean)"
-        )
+        raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")

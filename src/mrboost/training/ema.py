@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+# The last ones of an epoch, from which an average gathers its statistics
 BATCHES = 50
-"""The last ones of an epoch, from which an average gathers its statistics."""
+# An average looks back no further than about a SHARE-th of the steps so far, however slow its decay
 SHARE = 9
-"""An average looks back no further than about a SHARE-th of the steps so far,
-however slow its decay."""
 
 
 class Average:

@@ -72,35 +72,21 @@ def fit(
     if run is not None:
         state.restore(run, round_)
     step = Step(state, past, config, fabric, train[:8].images(), note if progress else None)
-    batches = Batches(
-        train,
-        config.batch_size,
-        device=fabric.device,
-        augment=config.augment,
-        least=2 * fabric.world_size,
-    )
+    size, least = config.batch_size, 2 * fabric.world_size
+    batches = Batches(train, size, device=fabric.device, augment=config.augment, least=least)
+    recipe = config.recipe
     with Meter(progress, "train", "step") as meter:
         meter.begin(config.epochs * len(batches), done=state.epoch * len(batches))
         meter.doing(f"round {round_}/{config.rounds}")
         while state.epoch < config.epochs:
             began = time.perf_counter()
-            try:
-                row = _train_epoch(step, batches, state, config, round_, meter)
-            except FloatingPointError as error:
-                raise InputError(_diverged(error, run, round_, state.epoch)) from None
+            row = _train_epoch(step, batches, state, config, round_, meter)
             _average_buffers(state, fabric)
-            judged = (
-                config.recipe.combine([*past, state.kept])
-                if config.recipe.sampler.joint
-                else state.kept
-            )
+            judged = recipe.combine([*past, state.kept]) if recipe.sampler.joint else state.kept
             clean, robust = _validate(judged, held_out, config, fabric)
+            seconds = round(time.perf_counter() - began, 3)
+            row |= {"clean": clean, "robust": robust, "seconds": seconds}
             state.score(robust, config, len(held_out))
-            row |= {
-                "clean": clean,
-                "robust": robust,
-                "seconds": round(time.perf_counter() - began, 3),
-            }
             if run is not None:
                 run.log(row)
                 state.save(run, round_)
@@ -111,13 +97,12 @@ def fit(
 
 def _average_buffers(state: FitState, fabric: Fabric) -> None:
     """Processes see other images: bring the statistics that each has gathered to their mean."""
-    if fabric.world_size > 1:
-        for network in (
-            [state.learner] if state.average is None else [state.learner, state.average.module]
-        ):
-            for buffer in network.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(over_processes(fabric, buffer))
+    if fabric.world_size == 1:
+        return
+    for network in dict.fromkeys([state.learner, state.kept]):
+        for buffer in network.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(over_processes(fabric, buffer))
 
 
 def _validate(
@@ -136,11 +121,11 @@ def _validate(
 
 def begin(learner: nn.Module, config: Config, fabric: Fabric) -> FitState:
     """A learner on its device with its optimiser, before the first step."""
-    if fabric.world_size > 1 and fabric.device.type == "cuda":
+    cuda = fabric.device.type == "cuda"
+    if fabric.world_size > 1 and cuda:
         learner = nn.SyncBatchNorm.convert_sync_batchnorm(learner)  # type: ignore[no-untyped-call]
     move_model(learner, fabric.device)
     recipe = config.recipe
-    cuda = fabric.device.type == "cuda"
     optimizer = torch.optim.SGD(
         learner.parameters(),
         # A tensor, where the step is captured: a captured number would stay what it was.
@@ -149,9 +134,8 @@ def begin(learner: nn.Module, config: Config, fabric: Fabric) -> FitState:
         weight_decay=recipe.weight_decay,
         fused=cuda,
     )
-    return FitState(
-        learner, optimizer, None if recipe.ema is None else Average(learner, recipe.ema)
-    )
+    average = None if recipe.ema is None else Average(learner, recipe.ema)
+    return FitState(learner, optimizer, average)
 
 
 def _train_epoch(
@@ -160,26 +144,23 @@ def _train_epoch(
     """One pass over the training images."""
     stream = derive(config.seed, "epoch", round_, state.epoch)
     generator = step.begin(stream, len(batches))
+    finite = True
     with global_stream(stream, generator.device):
         for index, (x, y) in enumerate(batches.epoch(generator)):
             step(x, y, (state.epoch + index / len(batches)) / config.epochs)
             last = index == len(batches) - 1
-            if (index % _FINITE_EVERY == 0 or last) and not step.is_finite():
-                raise FloatingPointError(f"by step {index + 1}")
+            if index % _FINITE_EVERY == 0 or last:
+                finite = step.is_finite()
+            if last:
+                finite &= all(bool(p.isfinite().all()) for p in state.learner.parameters())
+            if not finite:
+                raise InputError(
+                    "training diverged: the loss or a weight became NaN or infinite in round "
+                    f"{round_}, epoch {state.epoch + 1}, by step {index + 1}; the run folder keeps "
+                    "the last whole epoch: start a new run, in another folder, with a lower lr"
+                )
             meter(1)
-    if not all(bool(parameter.isfinite().all()) for parameter in state.learner.parameters()):
-        raise FloatingPointError(f"by step {len(batches)}")
     return {"round": round_, "epoch": state.epoch + 1} | step.figures()
-
-
-def _diverged(error: FloatingPointError, run: Run | None, round_: int, epoch: int) -> str:
-    kept = "nothing was saved yet"
-    if run is not None and epoch > 0:
-        kept = f"the state after epoch {epoch} is kept in {str(run.folder)!r}"
-    return (
-        f"training diverged: the loss or a weight became NaN or infinite in round {round_}, epoch "
-        f"{epoch + 1}, {error}; {kept}: start a new run, in another folder, with a lower lr"
-    )
 
 
 def _epoch_line(row: dict[str, Any], config: Config, state: FitState) -> str:

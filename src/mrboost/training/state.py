@@ -20,13 +20,18 @@ from .ema import Average
 
 @dataclass
 class FitState:
-    """A learner under training: its weights, its optimiser's, and the best so far."""
+    """A learner under training, its optimiser, and the best weights so far.
+
+    Attributes:
+        average: the average of the weights, where the recipe has one.
+        scores: robust accuracy on the held-out images after each epoch.
+        best_epoch, best: the epoch chosen so far, and its weights.
+    """
 
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     average: Average | None = None
     scores: list[float] = field(default_factory=list)
-    """Robust accuracy on the held-out images after each epoch."""
     best_epoch: int = 0
     best: State = field(default_factory=dict)
 
@@ -47,35 +52,30 @@ class FitState:
             self.best = copy_state(self.kept)
 
     def save(self, run: Run, round_: int) -> None:
+        """Keep everything needed to go on from this epoch."""
         tensors = _named("learner", self.learner.state_dict()) | _named("best", self.best)
         if self.average is not None:
-            tensors |= _named("average", self.average.module.state_dict()) | {
-                "averaged": self.average.steps
-            }
+            tensors |= _named("average", self.average.module.state_dict())
+            tensors["averaged"] = self.average.steps
         for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= _named(
-                f"optimizer.{index}", {slot: v for slot, v in slots.items() if v is not None}
-            )
-        run.save_checkpoint(
-            tensors, {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch}
-        )
+            there = {slot: value for slot, value in slots.items() if value is not None}
+            tensors |= _named(f"optimizer.{index}", there)
+        facts = {"round": round_, "epoch": self.epoch, "best_epoch": self.best_epoch}
+        run.save_checkpoint(tensors, facts)
 
     def restore(self, run: Run, round_: int) -> None:
         """Go back to the last saved epoch of this round, or to its beginning if none was saved."""
         checkpoint = run.load_checkpoint()
-        if checkpoint is None or checkpoint[1].get("round") != round_:
-            run.rewind_metrics(round_, 0)
-            return
-        tensors, facts = checkpoint
-        scores = [row["robust"] for row in run.metrics() if row["round"] == round_]
-        try:
-            self._put_back(tensors, facts, scores)
-        except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): "
-                "train anew"
-            ) from None
+        if checkpoint is not None and checkpoint[1]["round"] == round_:
+            scores = [row["robust"] for row in run.metrics() if row["round"] == round_]
+            try:
+                self._put_back(*checkpoint, scores)
+            except (KeyError, ValueError, TypeError, RuntimeError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise InputError(
+                    f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): "
+                    "train anew"
+                ) from None
         run.rewind_metrics(round_, self.epoch)
 
     def _put_back(self, tensors: State, facts: dict[str, Any], scores: list[float]) -> None:
@@ -97,10 +97,9 @@ class FitState:
             slots.setdefault(int(index), {})[slot] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         for parameter, kept in self.optimizer.state.items():
-            # Files hold rows; the fused step wants the weights' layout.
-            kept.update(
-                {slot: torch.empty_like(parameter).copy_(v) for slot, v in kept.items() if v.ndim}
-            )
+            for slot, value in kept.items():
+                if value.ndim:  # files hold rows; the fused step wants the weights' layout
+                    kept[slot] = torch.empty_like(parameter).copy_(value)
 
 
 def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:
@@ -115,11 +114,7 @@ def best_epoch(robust: Sequence[float], config: Config, images: int) -> int:
     first = min(first_eligible(config), len(robust))
     top = max(robust[first - 1 :])
     chance = 0.5 * math.sqrt(top * (1 - top) / images) if config.select_on == "validation" else 0.0
-    return max(
-        epoch
-        for epoch, found in enumerate(robust, start=1)
-        if epoch >= first and found >= top - chance
-    )
+    return max(i for i in range(first, len(robust) + 1) if robust[i - 1] >= top - chance)
 
 
 def first_eligible(config: Config) -> int:
@@ -131,10 +126,9 @@ def first_eligible(config: Config) -> int:
     is at its best there.
     """
     schedule = config.recipe.schedule
-    epochs = config.epochs
     if config.recipe.ema is not None and schedule(1.0) == 0:
-        return epochs
-    return min(epochs, math.floor(schedule.settled * epochs) + 1)
+        return config.epochs
+    return min(config.epochs, math.floor(schedule.settled * config.epochs) + 1)
 
 
 def copy_state(module: nn.Module) -> State:
@@ -146,8 +140,5 @@ def _named(prefix: str, tensors: dict[str, Tensor]) -> State:
 
 
 def _part(tensors: State, prefix: str) -> State:
-    return {
-        name.removeprefix(f"{prefix}."): value
-        for name, value in tensors.items()
-        if name.startswith(f"{prefix}.")
-    }
+    names = [name for name in tensors if name.startswith(f"{prefix}.")]
+    return {name.removeprefix(f"{prefix}."): tensors[name] for name in names}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,8 +68,8 @@ class Step:
         self._past = past
         self._config = config
         self._fabric = fabric
+        self._say = say or (lambda _: None)
         self._model, self._optimizer = fabric.setup(state.learner, state.optimizer)
-        self._attack = config.attack()
         self._rank = fabric.global_rank
         self._world = fabric.world_size
         # The first draws alike in all processes, the second in each its own
@@ -81,10 +81,8 @@ class Step:
         self._sums = torch.zeros(2, device=fabric.device)
         self._facts: dict[str, Tensor] = {}
         self._steps = self._images = self._length = 0
-        say = say or (lambda _: None)
-        self._copies = (
-            self._make_copies(sample.to(fabric.device), say) if config.fast != "off" else None
-        )
+        self._copies = self._make_copies(sample.to(fabric.device)) if config.fast != "off" else None
+        self._attack = config.attack()
         if self._attacks_in_half_precision():
             self._attack = resolvable(self._attack, sample[0].numel())
         self._move: Callable[..., Sample] = self._sample
@@ -95,9 +93,9 @@ class Step:
             generators = [self._generator, self._own]
             strict = config.fast == "on"
             if isinstance(fabric.strategy, DDPStrategy):  # the update waits for the other processes
-                self._move = Replay(self._sample, generators, say, strict=strict)
+                self._move = Replay(self._sample, generators, self._say, strict=strict)
             else:
-                self._train = Replay(self._step, generators, say, strict=strict)
+                self._train = Replay(self._step, generators, self._say, strict=strict)
 
     def begin(self, stream: int, steps: int) -> torch.Generator:
         """Start an epoch of so many steps, whose random numbers are those of ``stream``.
@@ -129,9 +127,9 @@ class Step:
         if (cutmix := self._config.recipe.cutmix) is not None:
             x, mixed = cutmix(x, y, self._generator)
             batch = (x, y, *mixed)
-        sample = self._train(
-            *(part[self._rank :: self._world] if self._world > 1 else part for part in batch)
-        )
+        if self._world > 1:
+            batch = tuple(part[self._rank :: self._world] for part in batch)
+        sample = self._train(*batch)
         gathered = self._steps - max(0, self._length - ema.BATCHES)
         if self._state.average is not None and gathered > 0:
             self._state.average.gather(lambda module: self._losses(module, sample), gathered)
@@ -139,18 +137,12 @@ class Step:
     def figures(self) -> dict[str, float]:
         """The mean loss, the share of images classified correctly and the sampler's facts,
         over the epoch so far."""
-        loss, correct = (
-            over_processes(self._fabric, self._sums, "sum") / max(1, self._images)
-        ).tolist()
-        facts = {
-            name: over_processes(self._fabric, total).item() / self._steps
-            for name, total in self._facts.items()
-        }
-        return {
-            "lr": float(self._optimizer.param_groups[0]["lr"]),
-            "loss": loss,
-            "train_robust": correct,
-        } | facts
+        sums = over_processes(self._fabric, self._sums, "sum") / max(1, self._images)
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        figures = {"lr": rate, "loss": sums[0].item(), "train_robust": sums[1].item()}
+        for name, total in self._facts.items():
+            figures[name] = over_processes(self._fabric, total).item() / self._steps
+        return figures
 
     def is_finite(self) -> bool:
         return bool(over_processes(self._fabric, self._sums, "sum").isfinite().all())
@@ -173,12 +165,11 @@ class Step:
         def agreed(gradient: Tensor) -> Tensor:
             return gradient if self._world == 1 else over_processes(self._fabric, gradient)
 
+        shifted: AbstractContextManager[None] = nullcontext()
+        if recipe.awp:
+            shifted = recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed)
         self._optimizer.zero_grad()
-        with (
-            recipe.awp.shifted(self._state.learner, loss_of, self._progress, agreed)
-            if recipe.awp
-            else nullcontext()
-        ):
+        with shifted:
             losses, logits = self._losses(self._model, sample)
             self._fabric.backward(sample.mean(losses) * share)
         if recipe.clip is not None:
@@ -214,7 +205,7 @@ class Step:
         with self._fabric.autocast() if self._copies is None else nullcontext():
             return self._config.recipe.sampler(turn)
 
-    def _make_copies(self, sample: Tensor, say: Callable[[str], None]) -> list[nn.Module] | None:
+    def _make_copies(self, sample: Tensor) -> list[nn.Module] | None:
         """Quick copies of the past members and the learner; all of them or none."""
         copies: list[nn.Module] = []
         began = time.perf_counter()
@@ -222,15 +213,12 @@ class Step:
             with attacked(network):
                 copy = quick(network, sample)
             if copy is network or not isinstance(copy, nn.Module):
-                problem = (
-                    f"no quick copy of {self._config.model!r} answers as it does: attacks run on "
-                    "the network itself"
-                )
+                problem = f"no quick copy of {self._config.model!r} answers as it does"
                 if self._config.fast == "on":
-                    raise InputError(f"{problem}; use --fast auto or off")
-                say(problem)
+                    raise InputError(f"{problem}: use --fast auto or off")
+                self._say(f"{problem}: attacks run on the network itself")
                 return None
             copies.append(copy)
         if (seconds := time.perf_counter() - began) > 1:
-            say(f"made quick copies for the attack in {seconds:.1f} s")
+            self._say(f"made quick copies for the attack in {seconds:.1f} s")
         return copies
