@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square
-from mrboost.attacks.fab import nearest
 from mrboost.attacks.survivors import run
 from mrboost.errors import InputError
 from mrboost.losses import dlr
@@ -106,7 +105,7 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
     # How far the box lets the function fall
     reach = torch.where(slope > 0, start, 1 - start).mul(slope.abs()).sum(1)
     gap = reach * torch.linspace(0.01, 1.2, 60, dtype=torch.float64)
-    move = nearest(start, slope, gap, norm)
+    move = ball(norm, 1.0).shortest(start, slope, -gap)
     assert ((start + move >= -1e-12) & (start + move <= 1 + 1e-12)).all()
     fallen = -(slope * move).sum(1)
     assert fallen == pytest.approx(torch.minimum(gap, reach), rel=1e-9)
@@ -129,7 +128,7 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
             rate = np.abs(d[inside] / w[inside]).max() if inside.any() else 0
             cut = ~inside & (w != 0)
             assert (np.abs(d[cut]) <= rate * np.abs(w[cut]) + 1e-9).all() if inside.any() else True
-    uphill = nearest(start, slope, -gap, norm)
+    uphill = ball(norm, 1.0).shortest(start, slope, gap)
     assert ((slope * uphill).sum(1) >= -1e-9).all()
 
 

@@ -78,10 +78,8 @@ class APGD(Aimed):
 
     def check(self, x: Tensor, classes: int) -> None:
         if self.loss is dlr and classes < 3:
-            raise InputError(
-                f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, "
-                "apgd-t or autoattack"
-            )
+            needs = f"apgd-dlr needs at least 3 classes, the model has {classes}"
+            raise InputError(f"{needs}: use apgd-ce, apgd-t or autoattack")
 
     def evaluations(self) -> int:
         return self.steps + 1
