@@ -146,21 +146,15 @@ class APGD(Aimed):
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
-        logits, losses, gradient = self._pass(model, state)
-        if self.eot == 1:
-            return logits, losses, gradient
-        for _ in range(self.eot - 1):
-            logits, losses, another = self._pass(model, state)
-            gradient += another
-        return logits, losses, gradient / self.eot
-
-    def _pass(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         adv = state["adv"].detach().requires_grad_(True)
-        with torch.enable_grad():
-            logits = model(adv.clone())
-            losses = self._losses(logits, state)
-            gradient = finite(input_gradient(losses.sum(), adv), adv)
-        return logits.detach(), losses.detach(), gradient
+        gradients = []
+        for _ in range(self.eot):
+            with torch.enable_grad():
+                logits = model(adv.clone())
+                losses = self._losses(logits, state)
+                gradients.append(finite(input_gradient(losses.sum(), adv), adv))
+        mean = gradients[0] if self.eot == 1 else sum(gradients[1:], gradients[0]) / self.eot
+        return logits.detach(), losses.detach(), mean
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:

@@ -300,11 +300,12 @@ class Queue:
         jobs = search.jobs(points.ranking.shape[1])
         if points.done.shape[1] != jobs:
             points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
-        # After an interruption as many as before: a model that draws random numbers gives each lane
-        # its own.
+        # As few lanes as need no more rounds; after an interruption as many as before it, since a
+        # model that draws random numbers gives each lane its own.
         most = self.lanes or self.engine.lanes
         waiting = int((~points.done[points.alive]).sum())
-        points.most = min(most, points.most or _evenly_filled(waiting, most))
+        rounds = max(1, math.ceil(waiting / most))
+        points.most = min(most, points.most or math.ceil(waiting / rounds))
         self.first_breaker = torch.full((len(points.x),), jobs)
         none = torch.zeros(0, dtype=torch.int64)
         self.state = {name: value.to(points.x.device) for name, value in points.lanes.items()}
@@ -396,9 +397,3 @@ class Queue:
         self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
         state = self.state if len(index) else {}
         self.state = {key: value[index.to(value.device)] for key, value in state.items()}
-
-
-def _evenly_filled(waiting: int, most: int) -> int:
-    """The least number of lanes in which jobs run in no more rounds than in the ``most`` lanes."""
-    rounds = max(1, math.ceil(waiting / most))
-    return math.ceil(waiting / rounds)
