@@ -17,6 +17,7 @@ L2       size · gradient / ‖·‖   ‖x' − x‖₂ <= eps
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -147,7 +148,7 @@ class L2:
         return _norms(x_adv - x).flatten()
 
 
-_NORMS: dict[str, type[Linf | L2]] = {"Linf": Linf, "L2": L2}
+_NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2}
 
 
 def ball(norm: str, eps: float) -> Threat:
@@ -166,9 +167,10 @@ def ball(norm: str, eps: float) -> Threat:
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
     if not 0 < eps < float("inf"):
         raise InputError(f"eps must be positive and finite, got {eps!r}: 8/255 is usual")
-    if eps > kind.largest:
+    found = kind(eps)
+    if eps > found.largest:
         raise InputError(f"eps must be in (0, 1], got {eps!r}: divide grey levels by 255")
-    return kind(eps)
+    return found
 
 
 def radius(eps: object) -> float:

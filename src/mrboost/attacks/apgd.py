@@ -147,13 +147,13 @@ class APGD(Aimed):
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
         adv = state["adv"].detach().requires_grad_(True)
-        gradients = []
-        for _ in range(self.eot):
+        for number in range(self.eot):
             with torch.enable_grad():
                 logits = model(adv.clone())
                 losses = self._losses(logits, state)
-                gradients.append(finite(input_gradient(losses.sum(), adv), adv))
-        mean = gradients[0] if self.eot == 1 else sum(gradients[1:], gradients[0]) / self.eot
+                gradient = finite(input_gradient(losses.sum(), adv), adv)
+            total = gradient if number == 0 else total + gradient
+        mean = total if self.eot == 1 else total / self.eot
         return logits.detach(), losses.detach(), mean
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:

@@ -111,7 +111,7 @@ def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor
         # A member that detaches has no face in sight
         gradient = torch.zeros_like(x) if found is None else found
         towards = threat.step(-gradient, 1.0)
-        slope = threat.slope(gradient)
+        slope = -(gradient * towards).flatten(1).sum(dim=1)  # the dual norm of the gradient
         distance = torch.where((label == k) | (slope == 0), torch.inf, gaps[:, k] / slope)
         closer = distance < nearest
         nearest = torch.where(closer, distance, nearest)
