@@ -147,14 +147,15 @@ class APGD(Aimed):
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
         adv = state["adv"].detach().requires_grad_(True)
-        for number in range(self.eot):
+        total: Tensor | None = None
+        for _ in range(self.eot):
             with torch.enable_grad():
                 logits = model(adv.clone())
                 losses = self._losses(logits, state)
                 gradient = finite(input_gradient(losses.sum(), adv), adv)
-            total = gradient if number == 0 else total + gradient
-        mean = total if self.eot == 1 else total / self.eot
-        return logits.detach(), losses.detach(), mean
+            total = gradient if total is None else total + gradient
+        assert total is not None
+        return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:
