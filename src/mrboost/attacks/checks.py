@@ -64,7 +64,8 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses a model that does not answer the first image with logits
     ``(1, K)``, and labels beyond K."""
     if not callable(model) or isinstance(model, type):
-        raise InputError(f"a model is a module or a function, got {model!r}: see mrboost.load")
+        problem = f"a model is an nn.Module or a function, got {model!r}"
+        raise InputError(f"{problem}: mrboost.load(folder) loads a run's")
     # Of images without channels two: a convolution would take one for an image without a batch.
     n = 2 if x.ndim == 3 else 1
     try:
@@ -112,7 +113,8 @@ def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | Non
         return UnfitError(f"the model does not take images of shape {shape}: {says}", error)
     dtype = dtype_of(model, torch.float32)
     if isinstance(error, RuntimeError) and x.dtype != dtype:
-        return InputError(f"the model does not take images of {x.dtype}: convert to {dtype}")
+        remedy = f"convert them to its own type, x.to({dtype})"
+        return InputError(f"the model does not take images of {x.dtype}: {remedy}")
     return None
 
 
