@@ -1,9 +1,10 @@
 r"""Threat models: what the adversary may do to an image.
 
-A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. It
-knows three moves, each a pure function of tensors ``(N, …)``: a uniform draw from the ball, the
-step of a given length that raises a linear function most (steepest ascent), and the projection back
-into ball and box.
+A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. All
+that attacks need of a norm is here, as pure functions of tensors ``(N, …)``: a uniform draw from
+the ball, the step of a given length that raises a linear function most (steepest ascent), the
+projection back into ball and box, and what ``FAB`` and the searches ask for. Another norm is
+another class, and its line in ``_NORMS``.
 
 =======  ======================  ==========================================
 norm     steepest ascent step    ball
@@ -15,9 +16,10 @@ L2       size · gradient / ‖·‖   ‖x' − x‖₂ <= eps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +37,10 @@ class Threat(Protocol):
     @property
     def eps(self) -> float: ...
 
+    @property
+    def largest(self) -> float:
+        """The largest radius that makes sense for images in [0, 1]."""
+
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         """A perturbation (not an image) drawn uniformly from the ball, which may leave the box.
 
@@ -46,6 +52,24 @@ class Threat(Protocol):
     def step(self, gradient: Tensor, size: float) -> Tensor:
         """The perturbation of length ``size`` in this norm along which a function with this
         gradient rises most; zero where the gradient is."""
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        """How much such a function rises along ``step(gradient, 1)``, ``(N,)``: the dual norm."""
+
+    def direction(self, draw: Tensor) -> Tensor:
+        """A random direction, of any length, from numbers drawn uniformly from (−1, 1)."""
+
+    def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
+        """The move of least length in this norm that changes a linear function by ``change``.
+
+        Args:
+            start: where the move starts, images in [0, 1], which it does not leave.
+            gradient: of the linear function.
+            change: one number for each image.
+
+        Returns:
+            The move; where the box does not allow the whole change, one that changes most.
+        """
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """An image in the ball around ``x`` and in the box: ``x_adv`` itself, if it is one."""
@@ -59,12 +83,22 @@ class Linf:
     """The largest change of any pixel is at most ``eps``: ``max |x' − x| <= eps``."""
 
     eps: float
+    largest: ClassVar[float] = 1.0
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         return random_like(torch.rand, x, source).mul_(2).sub_(1).mul_(self.eps)
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
         return gradient.sign() * size
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        return gradient.flatten(1).abs().sum(dim=1)
+
+    def direction(self, draw: Tensor) -> Tensor:
+        return draw
+
+    def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
+        return _spread_evenly(start, gradient, change, gradient.new_ones(1, 1))
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         return torch.clamp(x_adv, (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1))
@@ -78,6 +112,7 @@ class L2:
     """The Euclidean length of the perturbation is at most ``eps``: ``‖x' − x‖₂ <= eps``."""
 
     eps: float
+    largest: ClassVar[float] = math.inf
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         direction = random_like(torch.randn, x, source)
@@ -93,6 +128,15 @@ class L2:
         largest = wide(gradient.flatten(1).abs().amax(dim=1), gradient)
         scaled = gradient / largest.clamp_(min=tiny)
         return scaled / _norms(scaled).clamp_(min=tiny) * size
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        return _norms(gradient).flatten()
+
+    def direction(self, draw: Tensor) -> Tensor:
+        return torch.erfinv(draw)  # normal, up to a factor
+
+    def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
+        return _spread_evenly(start, gradient, change, gradient.abs())
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         delta = x_adv - x
@@ -123,9 +167,10 @@ def ball(norm: str, eps: float) -> Threat:
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
     if not 0 < eps < float("inf"):
         raise InputError(f"eps must be positive and finite, got {eps!r}: 8/255 is usual")
-    if norm == "Linf" and eps > 1:
+    found = kind(eps)
+    if eps > found.largest:
         raise InputError(f"eps must be in (0, 1], got {eps!r}: divide grey levels by 255")
-    return kind(eps)
+    return found
 
 
 def radius(eps: object) -> float:
@@ -136,6 +181,34 @@ def radius(eps: object) -> float:
     except (TypeError, ValueError, RuntimeError):  # torch's, of several numbers
         pass
     raise InputError(f"eps must be a number, got {eps!r}: write 8 / 255, say")
+
+
+_NEWTON_STEPS = 7
+_FAR = 1e30  # λ where no pixel has room left: further than any
+
+
+def _spread_evenly(start: Tensor, gradient: Tensor, change: Tensor, pace: Tensor) -> Tensor:
+    """``shortest`` in a norm in which each pixel moves λ times its ``pace``, up to the box.
+
+    How far that changes the linear function is concave and piecewise linear in λ, so Newton's
+    method from λ = 0 climbs to the solution without overshooting and without sorting the pixels.
+    """
+    pixels, slopes, pace = start.flatten(1), gradient.flatten(1), pace.flatten(1)
+    way = slopes.sign() * change.sign()[:, None]
+    room = torch.where(way > 0, 1 - pixels, pixels)
+    steepness = slopes.abs()
+    rate = steepness * pace  # how much a pixel changes the function for each unit of λ
+    full = room / pace  # the λ at which it meets the box
+    most = steepness * room  # how much it has changed the function by then
+    wanted = change.abs()[:, None]
+    spent = torch.zeros_like(wanted)  # λ
+    for _ in range(_NEWTON_STEPS):
+        free = full > spent
+        total_rate = (rate * free).sum(dim=1, keepdim=True)
+        reached = spent * total_rate + (most * ~free).sum(dim=1, keepdim=True)
+        missing = (wanted - reached).clamp(min=0)
+        spent = torch.where(total_rate > 0, spent + missing / total_rate, _FAR)
+    return (way * torch.minimum(spent * pace, room)).view_as(start)
 
 
 def _norms(delta: Tensor) -> Tensor:

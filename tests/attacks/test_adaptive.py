@@ -11,7 +11,6 @@ from mrboost.attacks import APGD, FGSM, PGD, FromClean, Square, Transfer
 from mrboost.attacks.adaptive import adaptive
 from mrboost.ensemble import members_of
 from mrboost.evaluation import UnfinishedError
-from mrboost.evaluation.doubts import contradictions
 from mrboost.losses import margin
 
 
@@ -31,8 +30,6 @@ def test_adaptive_sets_fit_the_model(model, undefended, batch) -> None:
     assert {f"{search} on member {k}" for search in ("apgd-t", "square") for k in (1, 2)} <= set(
         attacks
     )
-    result = mrboost.evaluate(mixture, x[:4], y[:4], attacks, check=False)
-    assert result.worst[0] <= min(outcome.accuracy for outcome in result.outcomes)
     assert adaptive(mixture, 0.0) == {}
     behind = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity(), pair))
     wanted = adaptive(pair, 0.1)["member 2"](pair, x, y)
@@ -104,7 +101,7 @@ def test_a_member_without_gradients_leaves_a_mixture_its_other_attacks(
         def forward(self, x: Tensor) -> Tensor:
             return undefended(x.detach())
 
-    x, y = batch[0][:12], batch[1][:12]
+    x, y = batch[0][:8], batch[1][:8]
     mixture = mrboost.Mixture([Detached(), model[0]])
     with pytest.raises(
         UnfinishedError, match=r"the examples are made on: .* have no gradient"
@@ -126,15 +123,6 @@ def test_one_step_is_held_against_many_unless_the_model_draws(
         lambda x: undefended(x + noise * torch.randn_like(x)), *batch, attacks
     )
     assert ("one-step" in [doubt.check for doubt in result.doubts]) == expected
-
-
-def test_one_step_against_a_model_that_draws_is_chance() -> None:
-    outcomes = [
-        {"attack": "fgsm", "correct": [0.0] * 10, "steps": 1},
-        {"attack": "pgd-20", "correct": [1.0] * 10, "steps": 20},
-    ]
-    assert [doubt.check for doubt in contradictions(outcomes)] == ["one-step"]
-    assert contradictions(outcomes, draws=True) == []
 
 
 def test_square_is_held_against_the_gradients_inside_autoattack(

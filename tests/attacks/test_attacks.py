@@ -165,7 +165,7 @@ def test_agrees_with_foolbox(model, digits) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed (extra: peers)")
-        x, y = digits.test.images(), digits.test.y
+        x, y = digits.test.images()[:200], digits.test.y[:200]
         wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
         for eps, norm, peer in (
             (0.1, "Linf", foolbox.attacks.LinfPGD(abs_stepsize=0.025, steps=20)),
@@ -210,7 +210,7 @@ def test_names() -> None:
         (lambda x, y: (x, y - 10), "labels must lie in 0..9 for a model of 10 classes, got -10"),
         (lambda x, y: (x, y + 5), "labels must lie in 0..9"),
         (lambda x, y: (x[:0], y[:0]), "at least one"),
-        (lambda x, y: (x.numpy(), y), "must be tensors, got ndarray"),
+        (lambda x, y: (x.numpy(), y), "must be tensors, got <class .numpy.ndarray"),
     ],
 )
 def test_refuses_bad_batches(change, message: str, model, batch) -> None:
@@ -236,12 +236,8 @@ def test_a_model_with_noise_of_its_own_leaves_the_random_state(batch) -> None:
 def test_attacks_declare_what_they_are(model) -> None:
     pgd, square = PGD(0.1, steps=7, seed=3), Square(0.2, "L2")
     assert (pgd.eps, pgd.norm, pgd.steps, pgd.seed, pgd.uses_gradients) == (0.1, "Linf", 7, 3, True)
-    assert (square.eps, square.norm, square.steps, square.uses_gradients) == (
-        0.2,
-        "L2",
-        5000,
-        False,
-    )
+    assert (square.eps, square.norm, square.steps) == (0.2, "L2", 5000)
+    assert not square.uses_gradients
     assert AutoAttack(0.1).uses_gradients
     for own, attack, uses in ((True, pgd, True), (True, square, False), (False, pgd, False)):
         transfer = Transfer(attack, model, own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from copy import deepcopy
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square
-from mrboost.attacks.fab import nearest
 from mrboost.attacks.survivors import run
 from mrboost.errors import InputError
 from mrboost.losses import dlr
@@ -106,7 +104,7 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
     # How far the box lets the function fall
     reach = torch.where(slope > 0, start, 1 - start).mul(slope.abs()).sum(1)
     gap = reach * torch.linspace(0.01, 1.2, 60, dtype=torch.float64)
-    move = nearest(start, slope, gap, norm)
+    move = ball(norm, 1.0).shortest(start, slope, -gap)
     assert ((start + move >= -1e-12) & (start + move <= 1 + 1e-12)).all()
     fallen = -(slope * move).sum(1)
     assert fallen == pytest.approx(torch.minimum(gap, reach), rel=1e-9)
@@ -129,7 +127,7 @@ def test_nearest_point_on_a_hyperplane_inside_the_box(norm: str) -> None:
             rate = np.abs(d[inside] / w[inside]).max() if inside.any() else 0
             cut = ~inside & (w != 0)
             assert (np.abs(d[cut]) <= rate * np.abs(w[cut]) + 1e-9).all() if inside.any() else True
-    uphill = nearest(start, slope, -gap, norm)
+    uphill = ball(norm, 1.0).shortest(start, slope, gap)
     assert ((slope * uphill).sum(1) >= -1e-9).all()
 
 
@@ -149,6 +147,7 @@ def test_losses_that_are_called_otherwise_than_they_look() -> None:
         Own(),
         functools.partial(base),
         lambda logits, y, **how: base(logits, y, **how),
+        torch.sub,  # built in: it has no signature to look at
     ):
         assert PGD(0.1, loss=loss).loss is loss
         assert APGD(0.1, loss=loss).loss is loss
@@ -190,20 +189,11 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0, first=10)
 
 
-def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
-    """Scripted and built-in functions have no signature to look at."""
-    with pytest.raises(ValueError, match="no signature"):
-        inspect.signature(torch.sub)
-    assert APGD(0.1, loss=torch.sub).loss is torch.sub
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: APGD(0.1, steps=0), "steps must be at least 1, got 0"),
-        (lambda: APGD(0.1, restarts=0), "restarts must be at least 1, got 0"),
         (lambda: APGD(0.1, eot=0), "eot must be at least 1, got 0"),
-        (lambda: PGD(0.1, steps=0), "steps must be at least 1, got 0"),
         (lambda: PGD(0.1, restarts=0), "restarts must be at least 1, got 0"),
         (lambda: PGD(0.1, step_size=-1.0), "step_size must be positive, got -1.0"),
         (
@@ -219,16 +209,11 @@ def test_a_loss_that_does_not_tell_its_arguments_is_taken_as_it_is() -> None:
             r"called as loss\(logits, y, reduction=…\), .* bear: .*'reduction'; .* "
             r"mrboost.losses.cross_entropy",
         ),
-        (
-            lambda: PGD(0.1, loss=nn.CrossEntropyLoss()),
-            r"called as loss\(logits, y, reduction=…\), .* does not bear",
-        ),
         (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "targets must be at least 0, got -1"),
         (lambda: Square(-1), "eps must be positive"),
         (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
-        (lambda: Square(0.1)(lambda x: x, torch.eye(3), torch.arange(3)), "images .N, C, H, W."),
         (
             lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)),
             "no gradient in its input",

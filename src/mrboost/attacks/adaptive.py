@@ -115,9 +115,8 @@ def _on_mixture(mixture: Mixture, eps: float, norm: str) -> dict[str, Attack]:
     found = attacks_on(mixture, PGD(eps, norm, steps=100, restarts=2))
     found["mce"] = PGD(eps, norm, steps=100, loss=margin_cross_entropy, restarts=2)
     found["arc"] = ARC(eps, norm)
-    members = _on_members(mixture, PGD(eps, norm, steps=100))
-    del members["member 1"]  # "first member" is there
-    found |= members
+    found |= _on_members(mixture, PGD(eps, norm, steps=100))
+    del found["member 1"]  # "first member" is there
     for search in (APGD(eps, norm, targets=9), Square(eps, norm)):
         for label, attack in _on_members(mixture, search).items():
             found[f"{search.name} on {label}"] = attack

@@ -78,10 +78,8 @@ class APGD(Aimed):
 
     def check(self, x: Tensor, classes: int) -> None:
         if self.loss is dlr and classes < 3:
-            raise InputError(
-                f"apgd-dlr needs at least 3 classes, the model has {classes}: use apgd-ce, "
-                "apgd-t or autoattack"
-            )
+            needs = f"apgd-dlr needs at least 3 classes, the model has {classes}"
+            raise InputError(f"{needs}: use apgd-ce, apgd-t or autoattack")
 
     def evaluations(self) -> int:
         return self.steps + 1
@@ -148,21 +146,16 @@ class APGD(Aimed):
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
-        logits, losses, gradient = self._pass(model, state)
-        if self.eot == 1:
-            return logits, losses, gradient
-        for _ in range(self.eot - 1):
-            logits, losses, another = self._pass(model, state)
-            gradient += another
-        return logits, losses, gradient / self.eot
-
-    def _pass(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         adv = state["adv"].detach().requires_grad_(True)
-        with torch.enable_grad():
-            logits = model(adv.clone())
-            losses = self._losses(logits, state)
-            gradient = finite(input_gradient(losses.sum(), adv), adv)
-        return logits.detach(), losses.detach(), gradient
+        total: Tensor | None = None
+        for _ in range(self.eot):
+            with torch.enable_grad():
+                logits = model(adv.clone())
+                losses = self._losses(logits, state)
+                gradient = finite(input_gradient(losses.sum(), adv), adv)
+            total = gradient if total is None else total + gradient
+        assert total is not None
+        return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:

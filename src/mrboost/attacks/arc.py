@@ -57,8 +57,6 @@ class ARC(InBall):
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
-        same shape and dtype."""
         if not isinstance(model, Mixture):
             raise InputError(f"ARC attacks a Mixture, got {type(model).__name__}: use PGD, say")
         threat = self.threat
@@ -93,10 +91,8 @@ def _towards_boundary(
     enough = beta * distance / (beta - from_centre) + _BEYOND * threat.eps
     length = torch.where(from_centre < beta, enough, beta)
     turned = move + direction * wide(length, move)
-    size = threat.distance(turned, torch.zeros_like(turned)).clamp_(
-        min=torch.finfo(turned.dtype).tiny
-    )
-    return turned * wide(beta / size, move)
+    size = threat.distance(turned, torch.zeros_like(turned))
+    return turned * wide(beta / size.clamp_(min=torch.finfo(turned.dtype).tiny), move)
 
 
 def _nearest_face(member: Classifier, x: Tensor, threat: Threat) -> tuple[Tensor, Tensor, Tensor]:

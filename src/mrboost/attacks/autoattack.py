@@ -15,18 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from mrboost.errors import InputError, unknown_name
 from mrboost.losses import dlr
 
 from .apgd import APGD
-from .base import InBall
 from .fab import FAB
-from .model import Classifier
 from .square import Square
-from .survivors import Search, seed_of, worst_images
+from .survivors import InTurn, Search
 
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
@@ -48,7 +43,7 @@ VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
 
 
 @dataclass(frozen=True)
-class AutoAttack(InBall):
+class AutoAttack(InTurn):
     """The worst case over several attacks, with the settings of the reference.
 
     Args:
@@ -71,29 +66,14 @@ class AutoAttack(InBall):
             raise unknown_name("version of AutoAttack", self.version, VERSIONS)
         most = len(VERSIONS[self.version](self.eps, self.norm))
         if self.stages is not None and not 1 <= self.stages <= most:
-            raise InputError(
-                f"stages must be 1 to {most}, the attacks of version {self.version!r}, got "
-                f"{self.stages}"
-            )
+            allowed = f"1 to {most}, the attacks of version {self.version!r}"
+            raise InputError(f"stages must be {allowed}, got {self.stages}")
 
     @property
     def name(self) -> str:
-        whole = "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
-        if self.stages is None:
-            return whole
-        return f"{whole} up to {self.searches[-1].name}"
+        name = "autoattack" if self.version == "standard" else f"autoattack-{self.version}"
+        return name if self.stages is None else f"{name} up to {self.searches[-1].name}"
 
     @property
     def searches(self) -> tuple[Search, ...]:
         return VERSIONS[self.version](self.eps, self.norm)[: self.stages]
-
-    def work(self, classes: int) -> int:
-        """Evaluations of the model for one image that withstands."""
-        return sum(search.work(classes) for search in self.searches)
-
-    def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The worst images found: misclassified where an attack succeeded, else those
-        of the highest margin."""
-        return worst_images(model, x, y, self.searches, seed_of(self.seed, generator))

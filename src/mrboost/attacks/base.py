@@ -79,16 +79,15 @@ class FunctionAttack(Attack):
     """A plain callable ``attack(model, x, y)`` as an ``Attack``; made by ``as_attack``."""
 
     function: Callable[[Classifier, Tensor, Tensor], Tensor]
-    name: str = "function"
     eps: float | None = None
     norm: str | None = None
+    name: str = "function"
     steps: int | None = None
     seed: int | None = None
     uses_gradients: bool = True
 
     def work(self, classes: int) -> int:
-        work = getattr(self.function, "work", super().work)
-        return int(work(classes))
+        return int(getattr(self.function, "work", super().work)(classes))
 
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
@@ -100,11 +99,10 @@ def as_attack(attack: Attack | Callable[[Classifier, Tensor, Tensor], Tensor]) -
     """The attack itself, or a plain callable with the attributes of an attack that it has."""
     if isinstance(attack, Attack):
         return attack
-    eps, norm = ball_of(attack)
-    declared = ("steps", "seed", "uses_gradients")
+    declared = ("name", "steps", "seed", "uses_gradients")
     known: dict[str, Any] = {key: getattr(attack, key) for key in declared if hasattr(attack, key)}
-    name = str(getattr(attack, "name", type(attack).__name__))
-    return FunctionAttack(attack, name=name, eps=eps, norm=norm, **known)
+    known = {"name": type(attack).__name__} | known
+    return FunctionAttack(attack, *ball_of(attack), **known)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def ball_of(attack: object) -> tuple[float | None, str | None]:
     """eps and norm, of an attack that says so."""
     eps, norm = getattr(attack, "eps", None), getattr(attack, "norm", None)
     try:
-        radius = None if eps is None else float(eps)
+        eps = None if eps is None else float(eps)
     except (TypeError, ValueError, RuntimeError):  # one for each channel, say
-        radius = None
-    return radius, None if norm is None else str(norm)
+        eps = None
+    return eps, None if norm is None else str(norm)

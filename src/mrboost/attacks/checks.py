@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,33 +40,23 @@ def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, T
 def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse what is not a batch of images in [0, 1] with integer labels."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        raise InputError(
-            f"images and labels must be tensors, got {type(x).__name__} and {type(y).__name__}"
-        )
+        raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
     if not x.is_floating_point():
-        raise InputError(
-            f"images must be floating point in [0, 1], got {x.dtype}: divide uint8 images by 255"
-        )
+        raise InputError(f"images must be floating point, got {x.dtype}: divide uint8 by 255")
     if x.ndim < 2 or len(x) == 0:
-        raise InputError(
-            f"images must be a batch (N, …) of at least one, got shape {tuple(x.shape)}"
-        )
+        shape = tuple(x.shape)
+        raise InputError(f"images must be a batch (N, …) of at least one, got shape {shape}")
     if y.shape != x.shape[:1]:
-        raise InputError(
-            f"labels must have shape ({len(x)},) to match the images, got {tuple(y.shape)}"
-        )
+        raise InputError(f"labels must have shape ({len(x)},), one each, got {tuple(y.shape)}")
     if y.dtype != torch.int64:
         raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
-    low, high = x.aminmax()
+    low, high = (bound.item() for bound in x.aminmax())
     if not (low >= 0 and high <= 1):  # also false for NaN
-        beyond = max(-low.item(), high.item() - 1)
-        if x.isnan().any():
+        problem = f"span [{low:.4g}, {high:.4g}]: rescale them, normalise inside the model"
+        if math.isnan(low):
             problem = "contain NaN: replace them"
-        elif beyond < 1e-3:
-            problem = f"go beyond it by {beyond:.2g}: clamp them, as x.clamp(0, 1)"
-        else:
-            span = f"[{low.item():.4g}, {high.item():.4g}]"
-            problem = f"span {span}: rescale them, normalise inside the model"
+        elif max(-low, high - 1) < 1e-3:
+            problem = f"go beyond it by {max(-low, high - 1):.2g}: clamp them, as x.clamp(0, 1)"
         raise InputError(f"images must lie in [0, 1], these {problem}")
 
 
@@ -73,17 +64,13 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses a model that does not answer the first image with logits
     ``(1, K)``, and labels beyond K."""
     if not callable(model) or isinstance(model, type):
-        raise InputError(
-            f"a model is an nn.Module or a function, got {model!r}: mrboost.load(folder) loads "
-            "a run's"
-        )
+        problem = f"a model is an nn.Module or a function, got {model!r}"
+        raise InputError(f"{problem}: mrboost.load(folder) loads a run's")
     # Of images without channels two: a convolution would take one for an image without a batch.
     n = 2 if x.ndim == 3 else 1
     try:
         with torch.no_grad():
-            logits: object = model(x[:1].clone())  # a model may work in place
-            if n == 2:
-                logits = model(torch.cat([x[:1], x[:1]]))
+            logits: object = model(torch.cat([x[:1]] * n))  # copies: a model may work in place
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         if (refusal := _refusal(error, model, x)) is None:
             raise
@@ -99,18 +86,14 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     classes = logits.shape[1]
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1} for a model of {classes} classes, got "
-            f"{low}..{high}"
-        )
+        known = f"0..{classes - 1} for a model of {classes} classes"
+        raise InputError(f"labels must lie in {known}, got {low}..{high}")
     return classes
 
 
 # Words of an error on images that do not fit a network. For an operation on wrong shapes torch
 # raises a RuntimeError as for any other fault: only its message tells them apart.
-_ON_SHAPES = re.compile(
-    r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.IGNORECASE
-)
+_ON_SHAPES = re.compile(r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.I)
 
 
 def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | None:
@@ -121,23 +104,17 @@ def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | Non
         return None
     if "more than 1 value per channel" in message:
         return InputError(
-            "the model takes its statistics from the batch, in eval mode too, and one image "
-            "has none: give its BatchNorm running statistics (track_running_stats=True, no "
-            "training=True in its forward)"
+            "the model takes its statistics from the batch, also in eval mode, and one image has "
+            "none: give its BatchNorm running statistics"
         )
     if _ON_SHAPES.search(message):
-        shape = ", ".join(map(str, ("N", *x.shape[1:])))
-        return UnfitError(
-            f"the model does not take images of shape ({shape}): give them as it was "
-            f"trained on them; it says: {shorten(message, 240)}",
-            error,
-        )
+        shape = f"(N, {', '.join(map(str, x.shape[1:]))})"
+        says = shorten(message, 240)
+        return UnfitError(f"the model does not take images of shape {shape}: {says}", error)
     dtype = dtype_of(model, torch.float32)
     if isinstance(error, RuntimeError) and x.dtype != dtype:
-        return InputError(
-            f"the model does not take images of {x.dtype}: convert them to its own type, "
-            f"x.to({dtype})"
-        )
+        remedy = f"convert them to its own type, x.to({dtype})"
+        return InputError(f"the model does not take images of {x.dtype}: {remedy}")
     return None
 
 
@@ -151,11 +128,8 @@ def warn_of_probabilities(model: Classifier, x: Tensor) -> None:
     """Warn who calls an attack directly; ``evaluate`` has this among its doubts."""
     with attacked(model), keep_random_state(x.device), torch.no_grad():
         if are_probabilities(model(x[:8].clone())):
-            warnings.warn(
-                "the model returns probabilities, in which losses of logits are nearly flat: the "
-                "attack is weak. Return the logits, or take the logarithm",
-                stacklevel=4,
-            )
+            problem = "the model returns probabilities, in which losses of logits are nearly flat"
+            warnings.warn(f"{problem}: return logits, or take the logarithm", stacklevel=3)
 
 
 def check_step_size(step_size: float | None) -> None:
@@ -167,10 +141,7 @@ def check_step_size(step_size: float | None) -> None:
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:
     """Refuse a loss that does not take what an attack gives it."""
     if loss in (kl_divergence, margin_kl_divergence):
-        raise InputError(
-            f"{loss.__name__} compares two batches of logits, not logits with labels: give "
-            "cross_entropy"
-        )
+        raise InputError(f"{loss.__name__} compares two batches of logits: give cross_entropy")
     call: Callable[..., object] = loss
     if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__:
         call = loss.forward
@@ -180,14 +151,10 @@ def check_loss(loss: Loss, *, aimed: bool = False) -> None:
     except ValueError:  # a scripted or built-in function does not tell
         return
     except TypeError as error:
-        how = "it is called as loss(logits, y"
-        like = "mrboost.losses.cross_entropy"
-        if aimed:
-            how = "with targets it is called as loss(logits, y, other=…"
-            like = "mrboost.losses.targeted_dlr"
-        raise InputError(
-            f"{how}, reduction=…), which this loss does not bear: {error}; give one as {like} is"
-        ) from None
+        how = "logits, y, other=…, reduction=…" if aimed else "logits, y, reduction=…"
+        like = "mrboost.losses." + ("targeted_dlr" if aimed else "cross_entropy")
+        problem = f"it is called as loss({how}), which this loss does not bear: {error}"
+        raise InputError(f"{problem}; give one as {like} is") from None
 
 
 def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:

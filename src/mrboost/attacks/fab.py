@@ -10,11 +10,6 @@ from the clean image x,
 and a point beyond the boundary goes back a tenth of the way to x. A misclassified point
 within eps is a success.
 
-The smallest move spends the same λ on every pixel (Linf), or λ times the pixel's gradient (L2),
-until the pixel meets the box. How far that lowers the linear function is concave and piecewise
-linear in λ, so Newton's method from λ = 0 climbs to the solution without overshooting and without
-sorting the pixels.
-
 Croce & Hein, "Minimally distorted adversarial examples with a fast adaptive boundary attack", 2020.
 """
 
@@ -32,9 +27,6 @@ from mrboost.threat import wide
 from .model import Classifier, check_gradient, column_gradients, finite, input_gradient
 from .points import mistaken
 from .survivors import Aimed
-
-_NEWTON_STEPS = 7
-_FAR = 1e30  # λ where no pixel has room left: further than any
 
 
 @dataclass(frozen=True)
@@ -63,9 +55,8 @@ class FAB(Aimed):
         x, y, adv = state["x"], state["y"], state["adv"]
         gap, slope = self._boundary(model, state)
         gap_clean = gap + (slope * (x - adv)).flatten(1).sum(dim=1)
-        moves = nearest(
-            torch.cat([adv, x]), torch.cat([slope, slope]), torch.cat([gap, gap_clean]), self.norm
-        )
+        changes = -torch.cat([gap, gap_clean])
+        moves = self.threat.shortest(torch.cat([adv, x]), torch.cat([slope, slope]), changes)
         lengths = self.threat.distance(moves, moves.new_zeros(())).clamp(min=1e-8)
         move, clean_move = moves.chunk(2)
         length, clean_length = lengths.chunk(2)
@@ -96,48 +87,9 @@ class FAB(Aimed):
                 gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
                 return gap.detach(), finite(input_gradient(gap.sum(), adv), adv)
         gaps, gradients = column_gradients(gaps_of, adv)
-        slopes = torch.stack(
-            [finite(check_gradient(gradient), adv) for gradient in gradients], dim=1
-        )
-        flat = slopes.flatten(2)
-        dual_norms = (
-            flat.abs().sum(dim=2) if self.norm == "Linf" else flat.square().sum(dim=2).sqrt()
-        )
-        distances = (gaps.abs() / (dual_norms + 1e-12)).masked_fill(is_label(gaps, y), torch.inf)
+        columns = [finite(check_gradient(gradient), adv) for gradient in gradients]
+        steepness = torch.stack([self.threat.slope(column) for column in columns], dim=1)
+        distances = (gaps.abs() / (steepness + 1e-12)).masked_fill(is_label(gaps, y), torch.inf)
         label = distances.argmin(dim=1)
         gap = gaps.gather(1, label[:, None]).squeeze(1)
-        return gap, slopes[torch.arange(len(y), device=y.device), label]
-
-
-def nearest(start: Tensor, slope: Tensor, gap: Tensor, norm: str) -> Tensor:
-    """The smallest move inside the box that changes a linear function by ``−gap``.
-
-    Args:
-        start: where it starts, images in [0, 1].
-        slope: the gradient of the linear function.
-        gap: its value at ``start``, one for each image.
-        norm: in which the move is smallest, "Linf" or "L2".
-
-    Returns:
-        The move; where the box does not allow the whole change, the one that changes most.
-    """
-    flat, slopes = start.flatten(1), slope.flatten(1)
-    steepness = slopes.abs()
-    downhill = slopes.sign() * -gap.sign()[:, None]
-    room = torch.where(downhill > 0, 1 - flat, flat)
-    # A pixel lowers the function by ``rate`` for each unit of λ, until it meets the box at
-    # λ = ``full`` and has lowered it by ``most``.
-    most = steepness * room
-    rate, full = steepness, room
-    if norm == "L2":
-        rate, full = steepness.square(), room / steepness
-    wanted = gap.abs()[:, None]
-    spent = torch.zeros_like(wanted)  # λ
-    for _ in range(_NEWTON_STEPS):
-        free = full > spent
-        total_rate = (rate * free).sum(dim=1, keepdim=True)
-        reached = spent * total_rate + (most * ~free).sum(dim=1, keepdim=True)
-        missing = (wanted - reached).clamp(min=0)
-        spent = torch.where(total_rate > 0, spent + missing / total_rate, _FAR)
-    moves = spent if norm == "Linf" else spent * steepness
-    return (downhill * torch.minimum(moves, room)).view_as(start)
+        return gap, torch.stack(columns)[label, torch.arange(len(y), device=y.device)]

@@ -84,10 +84,8 @@ def _parts(value: object) -> Iterable[object]:
         held = [owner] if isinstance(owner, nn.Module) else vars(owner).values()
         return (value.__func__, *held)
     if isinstance(value, FunctionType):
-        cells = value.__closure__ or ()
-        captured = [cell.cell_contents for cell in cells if cell != CellType()]  # which is empty
-        names = _global_names(value.__code__) & value.__globals__.keys()
-        named = [value.__globals__[name] for name in sorted(names)]
+        captured = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        named = [value.__globals__.get(name) for name in sorted(_global_names(value.__code__))]
         return (*captured, *named, *(value.__defaults__ or ()))
     if isinstance(value, list | tuple | dict) and len(value) <= _MOST_ITEMS:
         return value.values() if isinstance(value, dict) else value
@@ -101,12 +99,10 @@ def _global_names(code: CodeType) -> set[str]:
 
     ``inspect.getclosurevars`` takes attributes for globals too, and leaves out inner functions.
     """
-    loads = ("LOAD_GLOBAL", "LOAD_NAME")
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in loads}
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            names |= _global_names(part)
-    return names
+    steps = dis.get_instructions(code)
+    names = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return names.union(*inner)
 
 
 def input_gradient(value: Tensor, x: Tensor) -> Tensor:
@@ -120,10 +116,8 @@ def input_gradient(value: Tensor, x: Tensor) -> Tensor:
 def check_gradient(gradient: Tensor | None) -> Tensor:
     """Refuse a model that has no gradient."""
     if gradient is None:
-        raise InputError(
-            "the model's logits have no gradient in its input: it detaches or rounds on the way. "
-            "Use square, which needs none"
-        )
+        problem = "the model's logits have no gradient in its input: it detaches or rounds"
+        raise InputError(f"{problem} on the way. Use square, which needs none")
     return gradient
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -160,15 +160,9 @@ class PGD(InBall):
 
     def ascend(self, objective: Objective, x: Tensor, source: Randomness = None) -> Tensor:
         """One ascent with this attack's threat, steps and start on any objective of the images."""
-        return ascend(
-            objective,
-            x,
-            self.threat,
-            steps=self.steps,
-            step_size=self.eps / 4 if self.step_size is None else self.step_size,
-            start=self.start,
-            source=source,
-        )
+        size = self.eps / 4 if self.step_size is None else self.step_size
+        how: Any = {"steps": self.steps, "step_size": size, "start": self.start}
+        return ascend(objective, x, self.threat, **how, source=source)
 
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
@@ -177,23 +171,22 @@ class PGD(InBall):
         same shape and dtype."""
         with checked(model, x, y) as (x, y, _):
             source = ImageStreams(self.seed, x) if generator is None else generator
-            best = self._ascent(model, x, y, source)
+
+            def objective(images: Tensor) -> Tensor:
+                return self.loss(model(images.clone()), y, reduction="none")
+
+            best = self.ascend(objective, x, source)
             if self.restarts == 1:
                 return best
             wrong, loss = self._score(model, best, y)
             for _ in range(self.restarts - 1):
-                trial = self._ascent(model, x, y, source)
+                trial = self.ascend(objective, x, source)
                 trial_wrong, trial_loss = self._score(model, trial, y)
                 better = (trial_wrong > wrong) | ((trial_wrong == wrong) & (trial_loss > loss))
                 wrong = torch.where(better, trial_wrong, wrong)
                 loss = torch.where(better, trial_loss, loss)
                 best = torch.where(wide(better, x), trial, best)
         return best
-
-    def _ascent(self, model: Classifier, x: Tensor, y: Tensor, source: Randomness) -> Tensor:
-        return self.ascend(
-            lambda images: self.loss(model(images.clone()), y, reduction="none"), x, source
-        )
 
     def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each example is misclassified, or with which probability, and its loss."""
@@ -210,24 +203,7 @@ def FGSM(eps: float = 8 / 255, norm: str = "Linf", *, loss: Loss = cross_entropy
     return PGD(eps, norm, steps=1, step_size=eps, loss=loss, start=FromClean())
 
 
-def CW(
-    eps: float = 8 / 255,
-    norm: str = "Linf",
-    *,
-    steps: int = 30,
-    step_size: float | None = None,
-    start: Start = Uniform(),  # noqa: B008 — a frozen value
-    restarts: int = 1,
-    seed: int | None = 0,
-) -> PGD:
-    """Carlini–Wagner's margin loss inside PGD, as adversarial-training papers use it."""
-    return PGD(
-        eps,
-        norm,
-        steps=steps,
-        step_size=step_size,
-        loss=margin,
-        start=start,
-        restarts=restarts,
-        seed=seed,
-    )
+def CW(eps: float = 8 / 255, norm: str = "Linf", *, steps: int = 30, **options: Any) -> PGD:
+    """Carlini–Wagner's margin loss inside PGD, as adversarial-training papers use it; ``options``
+    are those of ``PGD``."""
+    return PGD(eps, norm, steps=steps, loss=margin, **options)

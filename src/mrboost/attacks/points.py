@@ -20,6 +20,7 @@ from .model import LOW_PRECISION, Classifier
 
 _CLEAN_BATCH = 512
 _CUDA_BATCHES = (32, 256)
+_SAVED = ("adv", "margin", "broken_by", "done")
 
 
 @dataclass
@@ -101,25 +102,16 @@ class Points:
     def saved(self) -> State:
         """What ``restore`` needs to go on."""
         lanes = {f"lanes.{name}": value for name, value in self.lanes.items()}
-        return lanes | {
-            "adv": self.adv,
-            "margin": self.margin,
-            "broken_by": self.broken_by,
-            "done": self.done,
-            "most": torch.tensor(self.most),
-        }
+        found = {name: getattr(self, name) for name in _SAVED}
+        return lanes | found | {"most": torch.tensor(self.most)}
 
     def restore(self, saved: State) -> None:
         """Go on from what ``saved`` returned, for the same images; other entries are ignored."""
-        device = self.x.device
-        self.adv = saved["adv"].to(device)
-        self.margin = saved["margin"].to(device)
-        self.broken_by = saved["broken_by"].cpu()
-        self.done = saved["done"].cpu()
+        for name in _SAVED:
+            setattr(self, name, saved[name].to(getattr(self, name).device))
         self.most = int(saved["most"])
-        for name, value in saved.items():
-            if name.startswith("lanes."):
-                self.lanes[name.removeprefix("lanes.")] = value
+        lanes = [name.removeprefix("lanes.") for name in saved if name.startswith("lanes.")]
+        self.lanes = {name: saved[f"lanes.{name}"] for name in lanes}
 
 
 def mistaken(logits: Tensor, y: Tensor) -> Tensor:

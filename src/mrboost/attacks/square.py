@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mrboost.errors import InputError
@@ -70,13 +71,11 @@ class Square(Search):
 
     def check(self, x: Tensor, classes: int) -> None:
         if x.ndim != 4:
-            raise InputError(
-                f"the square attack needs images (N, C, H, W), got shape {tuple(x.shape)}: for "
-                "others use apgd-ce, apgd-t and fab-t"
-            )
+            problem = f"square needs images (N, C, H, W), got shape {tuple(x.shape)}"
+            raise InputError(f"{problem}: for others use apgd-ce, apgd-t and fab-t")
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
-        start = self._stripes(x, keys) if self.norm == "Linf" else self._tiles(x, keys)
+        start = _STARTS[self.norm](self, x, keys)
         return {"keys": keys, "found": start, "margin": x.new_full((len(x),), -torch.inf)}
 
     def step(self, model: Classifier, state: State) -> State:
@@ -86,8 +85,7 @@ class Square(Search):
         room = min(self.abreast // lanes, _MOST_NUMBERS // state["x"].numel())
         ahead = max(1, min(_MOST_QUERIES, room))
         t = state["t"][:, None] + torch.arange(ahead, device=state["t"].device)
-        propose = self._squares if self.norm == "Linf" else self._moves
-        trial = propose(state, t)
+        trial = _PROPOSALS[self.norm](self, state, t)
         margins = self._margins(model, trial, state, ahead)
         searching = ~state["hit"][:, None] & (t < self.evaluations())
         better = (margins > state["margin"][:, None]) & searching
@@ -106,11 +104,10 @@ class Square(Search):
     def _margins(self, model: Classifier, trial: Tensor, state: State, ahead: int) -> Tensor:
         """The margins of the trials, ``(N, ahead)``. On the CPU a trial that equals the image found
         so far is not evaluated again; on a device, to know which do would mean to wait for it."""
-        y, known = (
-            state[key].repeat_interleave(ahead, output_size=len(trial)) for key in ("y", "margin")
-        )
+        y = state["y"].repeat_interleave(ahead, output_size=len(trial))
         if trial.device.type != "cpu":
             return self._margins_of(model, trial, y).view(-1, ahead)
+        known = state["margin"].repeat_interleave(ahead)
         per_lane = trial.view(-1, ahead, *trial.shape[1:])
         changed = (per_lane != state["found"][:, None]).flatten(2).any(dim=2).flatten()
         new = (changed | known.isneginf()).nonzero().squeeze(1)
@@ -152,20 +149,18 @@ class Square(Search):
         return torch.where(inside, square, state["found"][:, None]).flatten(0, 1)
 
     def _tiles(self, x: Tensor, keys: Tensor) -> Tensor:
+        """A grid of bumps, lying or upright, each with one sign per channel."""
         channels, height, width = x.shape[1:]
         side = max(min(height // 5, width), 1)
-        border = (height - side * 5) // 2
-        rows, row = _grid(height, side, border, x.device)
-        columns, column = _grid(width, side, border, x.device)
-        number = rows[:, None] * (width // side) + columns
-        tiles = (height // side) * (width // side)
-        draw = uniform_from_keys(keys, (channels + 1, tiles))
-        signs = (draw[:, :channels] - 0.5).sign()[:, :, number.clamp(min=0, max=tiles - 1)]
+        rows, columns = height // side, width // side
+        draw = uniform_from_keys(keys, (channels + 1, rows, columns, 1, 1))
         bump = _bumps([side])[0].to(x.device)
-        upright = (draw[:, channels] > 0.5)[:, number.clamp(min=0, max=tiles - 1)][:, None]
-        shape = torch.where(upright, bump[row[:, None], column], bump[column, row[:, None]])
-        covered = (rows >= 0)[:, None] & (columns >= 0)
-        return self._ball((shape * signs * covered).to(x.dtype), x)
+        tiles = torch.where(draw[:, channels:] > 0.5, bump, bump.T)
+        tiles = tiles * (draw[:, :channels] - 0.5).sign()
+        grid = tiles.transpose(3, 4).reshape(len(x), channels, rows * side, columns * side)
+        border = max((height - side * 5) // 2, 0)
+        placed = F.pad(grid, (border, width, border, height))[..., :height, :width]
+        return self._ball(placed.to(x.dtype), x)
 
     def _moves(self, state: State, t: Tensor) -> Tensor:
         """The same in L2: one square is emptied, and its budget spent in another."""
@@ -201,6 +196,10 @@ class Square(Search):
     def _ball(self, delta: Tensor, x: Tensor) -> Tensor:
         """A perturbation stretched to length eps, and the box."""
         return (x + self.threat.step(delta, self.eps)).clamp(0, 1)
+
+
+_STARTS = {"Linf": Square._stripes, "L2": Square._tiles}
+_PROPOSALS = {"Linf": Square._squares, "L2": Square._moves}
 
 
 def _norm(delta: Tensor) -> Tensor:
@@ -240,19 +239,7 @@ def _schedule(
     numbers = [kinds.index(side) for side in sides]
     bumps = _bumps(kinds)
     pairs = torch.stack([bumps.mT, bumps], dim=1).flatten(0, 1)  # lying and upright
-    return (
-        torch.tensor(sides, device=device),
-        torch.tensor(numbers, device=device),
-        pairs.to(device),
-    )
-
-
-def _grid(length: int, side: int, border: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each pixel along an axis, its tile (−1 outside) and its place in the tile."""
-    position = torch.arange(length, device=device) - border
-    tile = position.div(side, rounding_mode="floor")
-    outside = (position < 0) | (tile >= length // side)
-    return tile.masked_fill(outside, -1), position % side
+    return torch.tensor(sides).to(device), torch.tensor(numbers).to(device), pairs.to(device)
 
 
 def _bumps(sides: Sequence[int]) -> Tensor:
@@ -272,7 +259,6 @@ def _bump(height: int, width: int) -> Tensor:
     total = torch.zeros(height, width)
     top, left = height // 2, width // 2
     for k in range(max(height // 2, width // 2) + 1):
-        total[max(top - k, 0) : max(top + k + 1, 0), max(left - k, 0) : left + k + 1] += (
-            1 / (k + 1) ** 2
-        )
+        inside = slice(max(top - k, 0), top + k + 1), slice(max(left - k, 0), left + k + 1)
+        total[inside] += 1 / (k + 1) ** 2
     return total / total.square().sum().sqrt().clamp(min=1e-12)

@@ -35,7 +35,30 @@ from .points import Points, judge
 
 
 @dataclass(frozen=True)
-class Search(InBall):
+class InTurn(InBall):
+    """One or several searches in turn, each on the images that the last ones left standing."""
+
+    @property
+    @abstractmethod
+    def searches(self) -> tuple[Search, ...]:
+        """What runs, in this order."""
+
+    def work(self, classes: int) -> int:
+        """Evaluations of the model for one image that withstands."""
+        return sum(search.jobs(classes) * search.evaluations() for search in self.searches)
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The worst images found: misclassified where a search succeeded, else those of the highest
+        margin."""
+        found = run(model, x, y, self.searches, seed_of(self.seed, generator))
+        warn_of_probabilities(model, x)
+        return found.adv.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Search(InTurn):
     """An attack that can run on many images at once, each at its own iteration.
 
     It keeps no state of its own. The state is a dictionary of tensors, whose rows are lanes;
@@ -52,8 +75,6 @@ class Search(InBall):
     Attributes:
         cpu_stride: steps between two looks at the lanes on the CPU.
         cuda_stride: the same on a CUDA device, where to look means to wait for it.
-        patient: whether a hit waits for the end of its job, since a randomised model may answer
-            otherwise the next time.
     """
 
     steps: int = field(default=100, kw_only=True)
@@ -67,7 +88,13 @@ class Search(InBall):
         self.check_at_least_one("steps")
 
     @property
+    def searches(self) -> tuple[Search, ...]:
+        return (self,)
+
+    @property
     def patient(self) -> bool:
+        """Whether a hit waits for the end of its job, since a randomised model may answer otherwise
+        the next time."""
         return False
 
     def jobs(self, classes: int) -> int:
@@ -77,10 +104,6 @@ class Search(InBall):
     def evaluations(self) -> int:
         """Evaluations of the model in one job."""
         return self.steps
-
-    def work(self, classes: int) -> int:
-        """Evaluations of the model for one image that withstands."""
-        return self.jobs(classes) * self.evaluations()
 
     def check(self, x: Tensor, classes: int) -> None:
         """Refuse images or models that this search cannot work on, before anything is computed."""
@@ -117,12 +140,6 @@ class Search(InBall):
         """Go on in these lanes: the model itself did not agree that they were hits."""
         state["hit"][lanes] = False
 
-    def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """The worst images found: of highest margin, misclassified where it succeeded."""
-        return worst_images(model, x, y, [self], seed_of(self.seed, generator))
-
 
 @dataclass(frozen=True)
 class Aimed(Search):
@@ -150,9 +167,8 @@ class Aimed(Search):
 
     def start(self, x: Tensor, keys: Tensor, radius: Tensor | float) -> Tensor:
         """Images at distance ``radius`` in a random direction, clipped to the box."""
-        noise = 2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1
-        if self.norm == "L2":
-            noise = torch.erfinv(noise)  # normal, up to a factor
+        draw = 2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1
+        noise = self.threat.direction(draw)
         length = self.threat.distance(noise, torch.zeros_like(noise))
         return (x + noise * wide(radius / length, x)).clamp(0, 1)
 
@@ -162,15 +178,6 @@ def seed_of(seed: int | None, generator: torch.Generator | None) -> int:
     if generator is not None:
         return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     return torch.Generator().seed() if seed is None else seed
-
-
-def worst_images(
-    model: Classifier, x: Tensor, y: Tensor, searches: Sequence[Search], seed: int
-) -> Tensor:
-    """The worst version of each image that these searches find, one after another."""
-    found = run(model, x, y, searches, seed).adv.to(x.dtype)
-    warn_of_probabilities(model, x)
-    return found
 
 
 @dataclass(frozen=True)
@@ -233,7 +240,6 @@ def run(
             counted = done
 
         begun = hooks.resume(points)
-        count(begun, 0)
         engine = Engine(model, images)
         for number in range(begun, len(searches)):
             queue = Queue(searches[number], model, points, number + 1, engine, lanes)
@@ -252,14 +258,13 @@ def check(searches: Sequence[Search], model: Classifier, x: Tensor, classes: int
     """Refuse what these searches cannot attack."""
     Mixture.check_outermost(model)
     if isinstance(model, Mixture):
-        raise InputError(
-            f"{searches[0].name} stops at the first mistake, and a Mixture is right or wrong with "
-            "a probability: use pgd-100, or --adaptive"
-        )
+        problem = "stops at the first mistake, and a Mixture is right with a probability"
+        raise InputError(f"{searches[0].name} {problem}: use pgd-100, or --adaptive")
     for search in searches:
         search.check(x, classes)
 
 
+@dataclass
 class Queue:
     """The jobs of one search on the points that stand, and the lanes in which some of them run.
 
@@ -281,31 +286,27 @@ class Queue:
         spent: the evaluations that each lane has had.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        model: Classifier,
-        points: Points,
-        number: int,
-        engine: Engine,
-        lanes: int | None,
-    ) -> None:
-        self.search = search.within(lanes) if lanes else search
-        self.model = model
-        self.points = points
-        self.number = number
-        self.engine = engine
-        self.fixed = lanes is not None
-        self.jobs = search.jobs(points.ranking.shape[1])
+    search: Search
+    model: Classifier
+    points: Points
+    number: int
+    engine: Engine
+    lanes: int | None
+
+    def __post_init__(self) -> None:
+        search, points = self.search, self.points
+        self.search = search.within(self.lanes) if self.lanes else search
         self.length = search.evaluations()
-        if points.done.shape[1] != self.jobs:
-            points.done = torch.zeros(len(points.x), self.jobs, dtype=torch.bool)
-        # After an interruption as many as before: a model that draws random numbers gives each lane
-        # its own.
-        most = lanes or engine.lanes
+        jobs = search.jobs(points.ranking.shape[1])
+        if points.done.shape[1] != jobs:
+            points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
+        # As few lanes as need no more rounds; after an interruption as many as before it, since a
+        # model that draws random numbers gives each lane its own.
+        most = self.lanes or self.engine.lanes
         waiting = int((~points.done[points.alive]).sum())
-        self.most = points.most = min(most, points.most or _evenly_filled(waiting, most))
-        self.first_breaker = torch.full((len(points.x),), self.jobs)
+        rounds = max(1, math.ceil(waiting / most))
+        points.most = min(most, points.most or math.ceil(waiting / rounds))
+        self.first_breaker = torch.full((len(points.x),), jobs)
         none = torch.zeros(0, dtype=torch.int64)
         self.state = {name: value.to(points.x.device) for name, value in points.lanes.items()}
         self.owner = self.state.pop("owner", none).cpu()
@@ -323,7 +324,7 @@ class Queue:
         points = self.points
         waiting = ~points.done & points.alive[:, None]
         waiting[self.owner, self.job] = False
-        pairs = waiting.T.nonzero()[: max(0, self.most - len(self.owner))]
+        pairs = waiting.T.nonzero()[: max(0, points.most - len(self.owner))]
         if len(pairs):
             self._start(*pairs.T)
         return bool(self.state)
@@ -367,8 +368,9 @@ class Queue:
 
     def _shrink(self, error: torch.OutOfMemoryError) -> None:
         """Half the lanes, in which all jobs start again."""
-        self.most = self.points.most = halved(self.most, error, fixed=self.fixed)
-        self.search = self.search.within(self.most)
+        fewer = halved(self.points.most, error, fixed=self.lanes is not None)
+        self.points.most = fewer
+        self.search = self.search.within(fewer)
         self._keep(torch.zeros_like(self.owner, dtype=torch.bool))
         self.points.lanes = {}
 
@@ -395,9 +397,3 @@ class Queue:
         self.owner, self.job, self.spent = self.owner[index], self.job[index], self.spent[index]
         state = self.state if len(index) else {}
         self.state = {key: value[index.to(value.device)] for key, value in state.items()}
-
-
-def _evenly_filled(waiting: int, most: int) -> int:
-    """The least number of lanes in which jobs run in no more rounds than in the ``most`` lanes."""
-    rounds = max(1, math.ceil(waiting / most))
-    return math.ceil(waiting / rounds)

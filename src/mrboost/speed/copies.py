@@ -75,13 +75,12 @@ def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
             with redirect_stderr(StringIO()):
                 copy = _copy(model, half=x.is_cuda, passes=passes)
                 answer = _answer(copy, sample[rows])
-            close = _is_close(answer, wanted, rows)
+            if _is_close(answer, wanted, rows):
+                return copy
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a user's model does that tracing cannot follow
             continue
-        if close:
-            return copy
     return model
 
 
@@ -129,10 +128,10 @@ def _answer(model: Model, x: Tensor) -> Answer:
     with torch.enable_grad():
         logits = model(x.clone())
         total = (logits * torch.arange(1.0, logits.shape[1] + 1, device=x.device).cos()).sum()
-    gradient = None
-    if total.requires_grad:
-        gradient = torch.autograd.grad(total, x, allow_unused=True)[0]
-    return logits.detach(), torch.zeros_like(x) if gradient is None else gradient
+    if not total.requires_grad:
+        return logits, torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(total, x, allow_unused=True, materialize_grads=True)
+    return logits.detach(), gradient
 
 
 def _copy(model: nn.Module, *, half: bool, passes: Sequence[Pass]) -> nn.Module:
@@ -180,7 +179,7 @@ class Copy(nn.Module):
         for name, value in mine.items():
             if isinstance(value, nn.Parameter) and name not in theirs:
                 raise ValueError(f"a copy cannot follow {name}")
-        same = [name for name in mine if name in theirs]
+        same = mine.keys() & theirs.keys()
         self._same = [mine[name] for name in same], [theirs[name] for name in same]
 
     @torch.no_grad()
@@ -199,10 +198,8 @@ class Copy(nn.Module):
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers under all their names."""
-    return {
-        **dict(network.named_parameters(remove_duplicate=False)),
-        **dict(network.named_buffers(remove_duplicate=False)),
-    }
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(network.named_buffers(remove_duplicate=False))}
 
 
 def _halve(network: nn.Module) -> nn.Module:
@@ -224,10 +221,8 @@ def _fold(weight: Tensor, bias: Tensor, layer: Any, norm: Any) -> None:
         scale *= norm.weight
     mean = norm.running_mean if layer.bias is None else norm.running_mean - layer.bias
     torch.mul(layer.weight, wide(scale, weight), out=weight)
-    if norm.bias is None:
-        bias.copy_(-mean * scale)
-    else:
-        bias.copy_(torch.addcmul(norm.bias, mean, scale, value=-1))
+    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias
+    bias.copy_(torch.addcmul(shift, mean, scale, value=-1))
 
 
 class _ToHalf(torch.autograd.Function):

@@ -8,18 +8,19 @@ gradients in the images only: the weights of a copy need none.
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.utils import _pair
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+M = TypeVar("M", bound=nn.Module)
 _ADDS = (operator.add, operator.iadd, torch.add)
 _RELUS = (F.relu, torch.relu, torch.relu_)
 
@@ -30,20 +31,15 @@ def fold_batch_norm(model: fx.GraphModule) -> list[tuple[str, str]]:
     Returns:
         The names of the layers, and of the BatchNorms that are in them now.
     """
-    modules, uses = dict(model.named_modules()), _uses(model)
     folded: list[tuple[str, str]] = []
-    for node in list(model.graph.nodes):
-        norm = modules.get(str(node.target))
-        before = next(iter(node.args), None)
-        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
-            continue
-        layer = _layer(before, modules, uses)
-        if isinstance(before, fx.Node) and isinstance(layer, nn.Conv2d | nn.Linear):
+    for node, norm in _calls_of(model, _BatchNorm):
+        before = node.args[0]
+        layer = _only_module(before)
+        if norm.running_mean is not None and isinstance(layer, nn.Conv2d | nn.Linear):
             fold = fuse_conv_bn_eval if isinstance(layer, nn.Conv2d) else fuse_linear_bn_eval
-            model.set_submodule(str(before.target), fold(layer, norm))  # type: ignore[type-var]
-            node.replace_all_uses_with(before)
-            model.graph.erase_node(node)
-            folded.append((str(before.target), str(node.target)))
+            model.set_submodule(before.target, fold(layer, norm))  # type: ignore[type-var]
+            _bypass(node, before)
+            folded.append((before.target, str(node.target)))
     return folded
 
 
@@ -52,32 +48,24 @@ def fuse_relu(model: fx.GraphModule) -> None:
 
     Where z is a convolution too, its bias is added together with the other's.
     """
-    modules, uses = dict(model.named_modules()), _uses(model)
-    for node in list(model.graph.nodes):
-        if not _is_relu(node, modules):
-            continue
+    for node in _relus(model):
         inner = node.args[0]
-        added = (
-            isinstance(inner, fx.Node)
-            and inner.target in _ADDS
-            and len(inner.users) == 1
-            and len(inner.args) == 2
-        )
-        for conv, other in (inner.args, inner.args[::-1]) if added else ((inner, None),):
-            layer = _layer(conv, modules, uses)
+        added = isinstance(inner, fx.Node) and inner.target in _ADDS and len(inner.users) == 1
+        for conv, *others in (inner.args, inner.args[::-1]) if added else ((inner,),):
+            layer = _only_module(conv)
             if not _plain(layer):
                 continue
-            beside, elsewhere = _layer(other, modules, uses), None
-            if other is not None and _plain(beside) and beside.out_channels == layer.out_channels:
-                elsewhere = beside.bias
-                model.set_submodule(str(other.target), _BareConv(beside))
-            model.set_submodule(conv.target, _ConvRelu(layer, elsewhere))
+            bias = None
+            for other in others:
+                beside = _only_module(other)
+                if _plain(beside) and beside.out_channels == layer.out_channels:
+                    bias = beside.bias
+                    model.set_submodule(other.target, _BareConv(beside))
+            model.set_submodule(conv.target, _ConvRelu(layer, bias))
             with model.graph.inserting_before(node):
-                fused = model.graph.call_module(
-                    conv.target, (conv.args[0], *([other] if added else []))
-                )
-            node.replace_all_uses_with(fused)
-            for old in (node, inner, conv) if added else (node, conv):
+                fused = model.graph.call_module(conv.target, (conv.args[0], *others))
+            _bypass(node, fused)
+            for old in (inner, conv) if added else (conv,):
                 model.graph.erase_node(old)
             break
 
@@ -85,45 +73,34 @@ def fuse_relu(model: fx.GraphModule) -> None:
 def fuse_sums(model: fx.GraphModule) -> None:
     """Where two layers take the output of a fused convolution, the sum of their gradients and the
     backward pass of its ReLU become one kernel."""
-    modules = dict(model.named_modules())
-    for node in list(model.graph.nodes):
-        layer = modules.get(str(node.target))
-        if node.op != "call_module" or not isinstance(layer, _ConvRelu) or len(node.users) != 2:
-            continue
-        layer.twice = True
-        for index, user in reversed(list(enumerate(node.users))):
-            with model.graph.inserting_after(node):
-                output = model.graph.call_function(operator.getitem, (node, index))
-                user.replace_input_with(node, output)
+    for node, layer in _calls_of(model, _ConvRelu):
+        if len(node.users) == 2:
+            layer.twice = True
+            for index, user in reversed(list(enumerate(node.users))):
+                with model.graph.inserting_after(node):
+                    output = model.graph.call_function(operator.getitem, (node, index))
+                    user.replace_input_with(node, output)
 
 
 def fuse_norm_relu(model: fx.GraphModule) -> None:
     """``relu(norm(x))``, where BatchNorm is in no layer's weights, becomes one compiled kernel in
     each direction."""
-    modules, uses = dict(model.named_modules()), _uses(model)
-    for node in list(model.graph.nodes):
-        norm = _layer(node.args[0], modules, uses) if _is_relu(node, modules) else None
+    for node in _relus(model):
+        before = node.args[0]
+        norm = _only_module(before)
         if isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.affine:
-            before = node.args[0]
             model.set_submodule(before.target, _NormRelu(norm))
-            node.replace_all_uses_with(before)
-            model.graph.erase_node(node)
+            _bypass(node, before)
 
 
 def pool_before_relu(model: fx.GraphModule) -> None:
     """``maxpool(relu(x))`` becomes ``relu(maxpool(x))``: the same, gradients
     included, with less to do."""
-    modules, uses = dict(model.named_modules()), _uses(model)
-    for node in list(model.graph.nodes):
-        pool = modules.get(str(node.target))
-        relu = next(iter(node.args), None)
-        if not isinstance(pool, nn.MaxPool2d) or not isinstance(relu, fx.Node):
-            continue
-        alone = len(relu.users) == 1 and uses[node.target] == 1 and not pool.return_indices
-        if alone and _is_relu(relu, modules):
+    for node, pool in _calls_of(model, nn.MaxPool2d):
+        relu = node.args[0]
+        if _is_relu(relu) and len(relu.users) == 1 and _calls(node) == 1:
             model.set_submodule(str(node.target), _PoolRelu(pool))
-            relu.replace_all_uses_with(relu.args[0])  # type: ignore[arg-type]
-            model.graph.erase_node(relu)
+            _bypass(relu, relu.args[0])
 
 
 def thin_inputs(model: fx.GraphModule) -> None:
@@ -134,16 +111,34 @@ def thin_inputs(model: fx.GraphModule) -> None:
             model.set_submodule(name, _ThinConv(layer))
 
 
-def _uses(model: fx.GraphModule) -> Counter[object]:
-    return Counter(node.target for node in model.graph.nodes if node.op == "call_module")
-
-
-def _layer(node: Any, modules: dict[str, nn.Module], uses: Counter[object]) -> nn.Module | None:
-    """The module that a node calls, if nothing else sees the node or calls the module."""
+def _module(node: Any) -> nn.Module | None:
+    """The module that a node calls, if it calls one."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
-    alone = len(node.users) <= 1 and uses[node.target] <= 1
-    return modules[str(node.target)] if alone else None
+    return node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
+
+
+def _calls_of(model: fx.GraphModule, kind: type[M]) -> Iterator[tuple[Any, M]]:
+    """The nodes that call a module of this kind; they may be changed on the way."""
+    for node in list(model.graph.nodes):
+        if isinstance(module := _module(node), kind):
+            yield node, module
+
+
+def _calls(node: fx.Node) -> int:
+    """How often the module that a node calls is called."""
+    return sum((one.op, one.target) == (node.op, node.target) for one in node.graph.nodes)
+
+
+def _only_module(node: Any) -> nn.Module | None:
+    """The module that a node calls, if nothing else sees the node or calls the module."""
+    module = _module(node)
+    return module if module and len(node.users) <= 1 and _calls(node) == 1 else None
+
+
+def _bypass(node: fx.Node, by: fx.Node) -> None:
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
 
 
 def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
@@ -154,9 +149,13 @@ def _plain(layer: object) -> TypeGuard[nn.Conv2d]:
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
-def _is_relu(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return isinstance(modules.get(str(node.target)), nn.ReLU)
+def _relus(model: fx.GraphModule) -> list[Any]:
+    return [node for node in model.graph.nodes if _is_relu(node)]
+
+
+def _is_relu(node: Any) -> bool:
+    if not isinstance(node, fx.Node) or node.op == "call_module":
+        return isinstance(_module(node), nn.ReLU)
     return node.target in _RELUS or (node.op == "call_method" and node.target in ("relu", "relu_"))
 
 
@@ -257,11 +256,8 @@ def _into_images(gradient: Tensor, x: Tensor, weight: Tensor, how: Any) -> Tenso
 class _PoolRelu(nn.Module):
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
-        how = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-        self.how = (
-            *([value, value] if isinstance(value, int) else [*value] for value in how),
-            pool.ceil_mode,
-        )
+        sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
+        self.how = (*map(_pair, sizes), pool.ceil_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         return _FusedPool.apply(x, self.how)  # type: ignore[no-untyped-call, no-any-return]
@@ -272,7 +268,7 @@ class _FusedPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: Any) -> Tensor:
-        if not ctx.needs_input_grad[0] and how == ([2, 2], [2, 2], [0, 0], [1, 1], False):
+        if not ctx.needs_input_grad[0] and how == ((2, 2), (2, 2), (0, 0), (1, 1), False):
             rows = torch.maximum(x[:, :, :-1:2], x[:, :, 1::2])  # positions are not needed
             return torch.maximum(rows[..., :-1:2], rows[..., 1::2]).relu_()
         y: Tensor
@@ -361,10 +357,7 @@ class _FusedNorm(torch.autograd.Function):
 @cache
 def _sum_where_positive() -> Callable[..., Tensor]:
     """``(a + b) * (y > 0)`` as one kernel, compiled at run time in a tenth of a second."""
-    code = (
-        "template <typename T> T sum_where_positive(T a, T b, T y) { return y > T(0) ? a + b : "
-        "T(0); }"
-    )
+    code = "template <typename T> T masked_sum(T a, T b, T y) { return y > T(0) ? a + b : T(0); }"
     return torch.cuda.jiterator._create_jit_fn(code)
 
 

@@ -161,10 +161,8 @@ class Replay:
             self._graphs.clear()  # they knew the generators as they were before
             self._say(f"{problem}: it is slower as it is")
         else:
-            self._say(
-                f"captured the step for batches of {len(given[0])} in "
-                f"{time.perf_counter() - began:.1f} s"
-            )
+            seconds = time.perf_counter() - began
+            self._say(f"captured the step for batches of {len(given[0])} in {seconds:.1f} s")
 
 
 class Engine:
@@ -259,16 +257,14 @@ class Engine:
 
         def in_place() -> None:
             memory = {value.untyped_storage().data_ptr() for value in held.values()}
-            new = {
-                name: value
-                for name, value in step(self.model, held).items()
-                if value is not held[name]
-            }
+            new = step(self.model, held)
+            changed = [name for name in new if new[name] is not held[name]]
             # What is read from another entry is read before that is overwritten
-            for name, value in new.items():
-                new[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
-            for name, value in new.items():
-                held[name].copy_(value)
+            for name in changed:
+                if new[name].untyped_storage().data_ptr() in memory:
+                    new[name] = new[name].clone()
+            for name in changed:
+                held[name].copy_(new[name])
 
         return Graph(in_place, pool=None if self._graph is None else self._graph[1]), held
 
