@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from mrboost.errors import InputError
-from mrboost.threat import L2, Linf, ball
+from mrboost.threat import L1, L2, Linf, ball, sparse_step
 
-norms = st.sampled_from([Linf, L2])
+norms = st.sampled_from([Linf, L2, L1])
+steepest = st.sampled_from([Linf, L2])
 radii = st.floats(1e-3, 1.0)
 seeds = st.integers(0, 2**32)
 dtypes = st.sampled_from([torch.float32, torch.float64])
@@ -51,7 +52,7 @@ def test_uniform_draw_lies_in_the_ball(norm, eps: float, seed: int, dtype: torch
     assert torch.equal(draw, again)
 
 
-@given(norms, st.floats(1e-3, 1.0), st.floats(1e-35, 1e30), seeds)
+@given(steepest, st.floats(1e-3, 1.0), st.floats(1e-35, 1e30), seeds)
 @settings(max_examples=60, deadline=None)
 def test_step_is_steepest(norm, size: float, scale: float, seed: int) -> None:
     """A step of the right length, and no random step of that length gains
@@ -69,16 +70,51 @@ def test_step_is_steepest(norm, size: float, scale: float, seed: int) -> None:
     assert (gain >= other_gain - 1e-5).all()
 
 
-@pytest.mark.parametrize("norm", [Linf, L2])
+@given(st.floats(0.01, 5), seeds, st.floats(0.01, 10))
+@settings(max_examples=60, deadline=None)
+def test_the_l1_projection_is_the_nearest_point(eps: float, seed: int, spread: float) -> None:
+    """All pixels that are neither at the edge of the box nor back at the clean image gave up the
+    same λ, the others less or more: the conditions of Karush, Kuhn and Tucker."""
+    x = images(seed, torch.float64)
+    generator = torch.Generator().manual_seed(seed + 1)
+    change = spread * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    found = L1(eps).project(x + change, x)
+    kept, wanted = (found - x).abs().flatten(1), change.abs().flatten(1)
+    room = torch.where(change > 0, 1 - x, x).flatten(1)
+    assert (((found - x) * change) >= 0).all()
+    given_up = wanted - kept
+    free = (kept > 1e-12) & (kept < room - 1e-12)
+    for image in range(len(x)):
+        spent = given_up[image][free[image]]
+        most = spent.max() if len(spent) else given_up[image][kept[image] <= 1e-12].min()
+        if kept[image].sum() < eps - 1e-9:
+            assert given_up[image][kept[image] < room[image] - 1e-12].abs().max() < 1e-9
+            continue
+        if len(spent):
+            assert spent.max() - spent.min() < 1e-9
+        at_zero, at_edge = kept[image] <= 1e-12, kept[image] >= room[image] - 1e-12
+        assert (wanted[image][at_zero & ~at_edge] <= most + 1e-9).all()
+        assert (given_up[image][at_edge & ~at_zero] >= most - 1e-9).all() or not len(spent)
+
+
+def test_an_l1_step_moves_the_steepest_pixels_alike() -> None:
+    gradient = torch.tensor([[3.0, -4.0, 1.0, 0.5], [0.0, 0.0, -2.0, 0.0]])
+    expected = torch.tensor([[0.5, -0.5, 0.0, 0.0], [0.0, 0.0, -1.0, 0.0]])
+    assert torch.equal(sparse_step(gradient, torch.tensor([0.5, 0.25])), expected)
+    assert torch.equal(sparse_step(gradient, 0.0)[0], torch.tensor([0.0, -1.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("norm", [Linf, L2, L1])
 def test_a_zero_gradient_gives_no_step(norm) -> None:
     for size in (0.5, 50.0):
         assert torch.equal(norm(0.1).step(torch.zeros(2, 3), size), torch.zeros(2, 3))
 
 
-def test_the_l2_draw_fills_the_ball_uniformly() -> None:
+@pytest.mark.parametrize("norm", [L2, L1])
+def test_a_draw_fills_the_ball_uniformly(norm) -> None:
     """In d dimensions a fraction r^d of the volume lies within radius r."""
     x = torch.full((20000, 1, 1, 2), 0.5)
-    lengths = L2(1.0).distance(x + L2(1.0).uniform(x, torch.Generator().manual_seed(0)), x)
+    lengths = norm(1.0).distance(x + norm(1.0).uniform(x, torch.Generator().manual_seed(0)), x)
     for radius in (0.25, 0.5, 0.75):
         assert (lengths <= radius).double().mean().item() == pytest.approx(radius**2, abs=0.012)
 

@@ -116,7 +116,7 @@ class TrainingOptions(TypedDict, total=False):
     epochs: Annotated[Whole, Option("epochs of each round (default: the data's usual number)")]
     later_epochs: Annotated[Whole, Option("epochs of the rounds after the first (default: equal)")]
     eps: Annotated[Number, Option("radius of the ball, like 0.1 or 8/255 (default: the data's)")]
-    norm: Annotated[Name, Option("Linf or L2 (default: Linf)", default="Linf")]
+    norm: Annotated[Name, Option("Linf, L2 or L1 (default: Linf)", default="Linf")]
     steps: Annotated[Whole, Option(_STEPS, "recipe.steps")]
     step_size: Annotated[Number, Option(_STEP_SIZE)]
     batch_size: Annotated[Whole, Option("images per step (default: the recipe's, 128)")]

@@ -11,7 +11,13 @@ norm     steepest ascent step    ball
 =======  ======================  ==========================================
 Linf     size · sign(gradient)   max |x' − x| <= eps
 L2       size · gradient / ‖·‖   ‖x' − x‖₂ <= eps
+L1       size · signs of its     ‖x' − x‖₁ <= eps
+         largest entries / ‖·‖
 =======  ======================  ==========================================
+
+In L1 the steepest step changes one pixel alone, which soon meets the box; as in SLIDE (Tramèr &
+Boneh, "Adversarial training and robustness for multiple perturbations", 2019) the pixels of the
+largest gradients share it.
 """
 
 from __future__ import annotations
@@ -31,7 +37,8 @@ from .seeds import Randomness, random_like
 class Threat(Protocol):
     """A norm ball of radius ``eps`` around an image, intersected with the box [0, 1].
 
-    Images ``x`` are ``(N, …)``. Implemented by ``Linf`` and ``L2``; ``ball`` makes one by name.
+    Images ``x`` are ``(N, …)``. Implemented by ``Linf``, ``L2`` and ``L1``; ``ball`` makes one by
+    name.
     """
 
     @property
@@ -54,7 +61,8 @@ class Threat(Protocol):
         gradient rises most; zero where the gradient is."""
 
     def slope(self, gradient: Tensor) -> Tensor:
-        """How much such a function rises along ``step(gradient, 1)``, ``(N,)``: the dual norm."""
+        """How much such a function rises along the steepest step of length 1, ``(N,)``: the dual
+        norm."""
 
     def direction(self, draw: Tensor) -> Tensor:
         """A random direction, of any length, from numbers drawn uniformly from (−1, 1)."""
@@ -148,14 +156,108 @@ class L2:
         return _norms(x_adv - x).flatten()
 
 
-_NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2}
+@dataclass(frozen=True)
+class L1:
+    """The sum of all changes is at most ``eps``: ``Σ |x' − x| <= eps``."""
+
+    eps: float
+    largest: ClassVar[float] = math.inf
+    SHARE: ClassVar[float] = 0.05
+    """Of the pixels, those that a step changes."""
+
+    def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
+        # Exponential variables with signs, divided by their sum and one more of them
+        tiny = torch.finfo(x.dtype).tiny
+        draw = 2 * random_like(torch.rand, x, source) - 1
+        sizes = -draw.abs().clamp_(min=tiny).log()
+        one_pixel = x[(slice(None),) + (slice(1),) * (x.ndim - 1)]
+        another = -random_like(torch.rand, one_pixel, source).clamp_(min=tiny).log()
+        total = wide(sizes.flatten(1).sum(dim=1), x) + another
+        return draw.sign() * sizes / total * self.eps
+
+    def step(self, gradient: Tensor, size: float) -> Tensor:
+        return sparse_step(gradient, self.SHARE) * size
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        return gradient.flatten(1).abs().amax(dim=1)
+
+    def direction(self, draw: Tensor) -> Tensor:
+        return torch.erfinv(draw)  # normal, up to a factor
+
+    def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
+        # The pixels move to the end of the box one after the other, steepest first
+        pixels, slopes = start.flatten(1), gradient.flatten(1)
+        way = slopes.sign() * change.sign()[:, None]
+        room = torch.where(way > 0, 1 - pixels, pixels)
+        steepness, order = slopes.abs().sort(dim=1, descending=True)
+        room_by_rank = room.gather(1, order)
+        most = steepness * room_by_rank
+        missing = change.abs()[:, None] - (most.cumsum(dim=1) - most)
+        moves = (missing.clamp(min=0) / steepness).nan_to_num(nan=0.0)
+        moves = torch.minimum(moves, room_by_rank)
+        return (way * torch.empty_like(moves).scatter_(1, order, moves)).view_as(start)
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return project_l1(x_adv, x, x.new_full((len(x),), self.eps))
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).abs().flatten(1).sum(dim=1)
+
+
+def sparse_step(gradient: Tensor, share: Tensor | float) -> Tensor:
+    """The signs of the largest entries of each gradient, as a perturbation of length 1 in L1.
+
+    Args:
+        gradient: ``(N, …)``.
+        share: how many of the entries count, at least one: a number, or one for each image.
+    """
+    sizes = gradient.flatten(1).abs()
+    count = sizes.shape[1]
+    shares = torch.as_tensor(share, device=sizes.device).expand(len(sizes))
+    first = ((1 - shares) * count).long().clamp(0, count - 1)
+    least = sizes.sort(dim=1).values.gather(1, first[:, None])
+    signs = torch.where(sizes >= least, gradient.flatten(1).sign(), 0)
+    return (signs / signs.abs().sum(dim=1, keepdim=True).clamp(min=1)).view_as(gradient)
+
+
+def project_l1(x_adv: Tensor, x: Tensor, radius: Tensor) -> Tensor:
+    """The nearest images, in the Euclidean sense, within the box and L1 balls around ``x``.
+
+    Each pixel gives up the same λ of its change, as long as it has some, and keeps no more than the
+    box has room for. The length that is left falls with λ in linear pieces, whose ends are sorted.
+
+    Args:
+        x_adv: any images, ``(N, …)``.
+        x: centres of the balls, in the box.
+        radius: one for each image, ``(N,)``.
+    """
+    delta, eps = (x_adv - x).flatten(1), radius[:, None]
+    size = delta.abs()
+    room = torch.where(delta > 0, 1 - x.flatten(1), x.flatten(1))
+    # A pixel leaves the edge of the box at the first of two λ, and has nothing left at the second
+    leaves = (size - room).clamp_(min=0)
+    ends, order = torch.cat([leaves, size], dim=1).sort(dim=1)
+    slope = torch.where(order < size.shape[1], -1.0, 1.0).cumsum(dim=1, dtype=torch.float64)
+    lost = (slope[:, :-1] * ends.diff(dim=1)).cumsum(dim=1)
+    whole = torch.minimum(size, room).sum(dim=1, keepdim=True)
+    piece = (whole + lost >= eps).sum(dim=1, keepdim=True)
+    begin = ends.gather(1, piece)
+    moving = (leaves <= begin) & (begin < size)
+    kept = torch.where(moving, size, torch.where(leaves > begin, room, 0)).sum(dim=1, keepdim=True)
+    spent = (kept - eps) / moving.sum(dim=1, keepdim=True).clamp(min=1)
+    left = torch.minimum((size - torch.where(whole > eps, spent, 0)).clamp_(min=0), room)
+    left = left * (eps / left.sum(dim=1, keepdim=True).clamp(min=eps))
+    return (x + (delta.sign() * left).view_as(x)).clamp(0, 1)
+
+
+_NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2, "L1": L1}
 
 
 def ball(norm: str, eps: float) -> Threat:
     """The threat model of a norm and a radius.
 
     Args:
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         eps: the radius, in units of images in [0, 1].
 
     Example:

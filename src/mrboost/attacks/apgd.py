@@ -28,6 +28,7 @@ from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
+from . import apgd_l1
 from .checks import check_loss, loss_suffix
 from .model import Classifier, finite, input_gradient
 from .points import mistaken
@@ -39,7 +40,7 @@ class APGD(Aimed):
     """Auto-PGD on any loss of logits and labels.
 
     Args:
-        eps, norm: the ball, "Linf" or "L2".
+        eps, norm: the ball, "Linf", "L2" or "L1", where a run has three phases (``apgd_l1``).
         steps: iterations of each run.
         loss: what to raise; the cross-entropy, or with ``targets`` the targeted DLR. A targeted
             loss is called with ``other=`` the label aimed at.
@@ -82,20 +83,24 @@ class APGD(Aimed):
             raise InputError(f"{needs}: use apgd-ce, apgd-t or autoattack")
 
     def evaluations(self) -> int:
-        return self.steps + 1
+        return apgd_l1.evaluations(self.steps) if self.norm == "L1" else self.steps + 1
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
-        adv = self.start(x, keys, self.eps)
         zero = x.new_zeros(len(x))
-        return {
+        state = {
             "target": self.target(ranking, job),
+            "best": x,
+            "best_gradient": torch.zeros_like(x),
+            "best_loss": zero - torch.inf,
+        }
+        if self.norm == "L1":
+            return state | apgd_l1.begin(self, x, keys)
+        adv = self.start(x, keys, self.eps)
+        return state | {
             "found": adv,
             "adv": adv,
             "old": adv,
             "size": zero + 2 * self.eps,
-            "best": adv,
-            "best_gradient": torch.zeros_like(x),
-            "best_loss": zero - torch.inf,
             "last_loss": zero,
             "rises": zero,
             "reduced": torch.ones_like(y, dtype=torch.bool),
@@ -103,46 +108,9 @@ class APGD(Aimed):
         }
 
     def step(self, model: Classifier, state: State) -> State:
-        s = state
-        adv, t = s["adv"], s["t"]
-        logits, losses, gradient = self._evaluate(model, s)
-        wrong = mistaken(logits, s["y"])
-        better = losses > s["best_loss"]
-        best = torch.where(wide(better, adv), adv, s["best"])
-        best_gradient = torch.where(wide(better, adv), gradient, s["best_gradient"])
-        best_loss = torch.where(better, losses, s["best_loss"])
-        # The start, t = 0, is no iteration: it sets the best loss and counts for nothing else.
-        moved = t > 0
-        rises = s["rises"] + (moved & (losses > s["last_loss"]))
-        window = _checkpoints(self.steps, t.device)[t.clamp(max=self.steps)]
-        check = window > 0
-        halve = check & (
-            (rises <= window * self.rho) | (~s["reduced"] & (s["loss_at_check"] >= best_loss))
-        )
-        adv = torch.where(wide(halve, adv), best, adv)
-        gradient = torch.where(wide(halve, adv), best_gradient, gradient)
-        size = torch.where(halve, s["size"] / 2, s["size"])
-        x, threat = s["x"], self.threat
-        full = threat.project(adv + threat.step(gradient, 1.0) * wide(size, adv), x)
-        pull = wide(torch.where(moved, 0.75, 1.0).to(adv.dtype), adv)
-        return s | {
-            "t": t + 1,
-            "hit": s["hit"] | wrong,
-            # The last image that was misclassified, or else the one of highest loss.
-            "found": torch.where(
-                wide(wrong, adv), s["adv"], torch.where(wide(s["hit"], best), s["found"], best)
-            ),
-            "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x),
-            "old": adv,
-            "size": size,
-            "best": best,
-            "best_gradient": best_gradient,
-            "best_loss": best_loss,
-            "last_loss": torch.where(moved, losses, s["last_loss"]),
-            "rises": torch.where(check, 0, rises),
-            "reduced": torch.where(check, halve, s["reduced"]),
-            "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
-        }
+        logits, losses, gradient = self._evaluate(model, state)
+        advance = apgd_l1.advance if self.norm == "L1" else _advance
+        return advance(self, state, mistaken(logits, state["y"]), losses, gradient)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
@@ -162,6 +130,48 @@ class APGD(Aimed):
             return (self.loss or cross_entropy)(logits, state["y"], reduction="none")
         loss = self.loss or targeted_dlr
         return loss(logits, state["y"], other=state["target"], reduction="none")  # type: ignore[call-arg]
+
+
+def _advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient: Tensor) -> State:
+    """The next iterate of each lane, from the evaluation of the last one."""
+    s = state
+    adv, t = s["adv"], s["t"]
+    better = losses > s["best_loss"]
+    best = torch.where(wide(better, adv), adv, s["best"])
+    best_gradient = torch.where(wide(better, adv), gradient, s["best_gradient"])
+    best_loss = torch.where(better, losses, s["best_loss"])
+    # The start, t = 0, is no iteration: it sets the best loss and counts for nothing else.
+    moved = t > 0
+    rises = s["rises"] + (moved & (losses > s["last_loss"]))
+    window = _checkpoints(attack.steps, t.device)[t.clamp(max=attack.steps)]
+    check = window > 0
+    halve = check & (
+        (rises <= window * attack.rho) | (~s["reduced"] & (s["loss_at_check"] >= best_loss))
+    )
+    adv = torch.where(wide(halve, adv), best, adv)
+    gradient = torch.where(wide(halve, adv), best_gradient, gradient)
+    size = torch.where(halve, s["size"] / 2, s["size"])
+    x, threat = s["x"], attack.threat
+    full = threat.project(adv + threat.step(gradient, 1.0) * wide(size, adv), x)
+    pull = wide(torch.where(moved, 0.75, 1.0).to(adv.dtype), adv)
+    return s | {
+        "t": t + 1,
+        "hit": s["hit"] | wrong,
+        # The last image that was misclassified, or else the one of highest loss.
+        "found": torch.where(
+            wide(wrong, adv), s["adv"], torch.where(wide(s["hit"], best), s["found"], best)
+        ),
+        "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x),
+        "old": adv,
+        "size": size,
+        "best": best,
+        "best_gradient": best_gradient,
+        "best_loss": best_loss,
+        "last_loss": torch.where(moved, losses, s["last_loss"]),
+        "rises": torch.where(check, 0, rises),
+        "reduced": torch.where(check, halve, s["reduced"]),
+        "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
+    }
 
 
 @lru_cache

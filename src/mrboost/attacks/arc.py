@@ -41,7 +41,7 @@ class ARC(InBall):
 
     Args:
         eps: radius of the ball, in units of images in [0, 1].
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         steps: number of walks over the members.
         step_size: β, the length of a walk in the norm; a quarter of eps if not given.
     """

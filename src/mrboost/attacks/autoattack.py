@@ -1,7 +1,8 @@
 """AutoAttack: four attacks in turn, each on the points that the last ones left standing.
 
 ==========  =====================================================================================
-standard    apgd-ce, apgd-t (9 targets), fab-t (9 targets), square (5,000 queries)
+standard    apgd-ce, apgd-t (9 targets), fab-t (9 targets), square (5,000 queries); in L1
+            apgd-ce has 5 restarts, apgd-t 5 targets
 plus        apgd-ce, apgd-dlr, fab (5 restarts each), square, apgd-t, fab-t
 rand        apgd-ce, apgd-dlr with 20 gradients averaged in each step, for randomised models
 ==========  =====================================================================================
@@ -25,8 +26,8 @@ from .survivors import InTurn, Search
 
 VERSIONS: dict[str, Callable[[float, str], tuple[Search, ...]]] = {
     "standard": lambda eps, norm: (
-        APGD(eps, norm),
-        APGD(eps, norm, targets=9),
+        APGD(eps, norm, restarts=5 if norm == "L1" else 1),
+        APGD(eps, norm, targets=5 if norm == "L1" else 9),
         FAB(eps, norm, targets=9),
         Square(eps, norm),
     ),
@@ -47,7 +48,7 @@ class AutoAttack(InTurn):
     """The worst case over several attacks, with the settings of the reference.
 
     Args:
-        eps, norm: the ball, "Linf" or "L2".
+        eps, norm: the ball, "Linf", "L2" or "L1".
         version: "standard", "plus" or "rand".
         stages: only so many of its attacks, the first ones; all of them by default.
         seed: each image has its own random streams, so the result does not depend on the batch.

@@ -55,7 +55,7 @@ class Attack(ABC):
 
 @dataclass(frozen=True)
 class InBall(Attack):
-    """An attack that stays in the ball of radius ``eps``, in the norm "Linf" or "L2"."""
+    """An attack that stays in the ball of radius ``eps``, in the norm "Linf", "L2" or "L1"."""
 
     eps: float = 8 / 255
     norm: str = "Linf"

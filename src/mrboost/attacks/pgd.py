@@ -118,7 +118,7 @@ class PGD(InBall):
 
     Args:
         eps: radius of the ball, in units of images in [0, 1].
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         steps: number of gradient steps of each restart.
         step_size: length of a step in the norm; a quarter of eps if not given.
         loss: what to raise, any ``loss(logits, target, reduction="none")`` of ``mrboost.losses``.

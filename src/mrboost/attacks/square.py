@@ -6,7 +6,7 @@ queries.
 
 *Linf*: the search starts at vertical stripes of ±eps; a square sets its pixels to ±eps,
 one sign per channel.
-*L2*: it starts at a grid of tiles; a query empties one square and spends its budget in another,
+*L2, L1*: it starts at a grid of tiles; a query empties one square and spends its budget in another,
 where it adds a bump and its negative. All sizes and places differ from image to image, so squares
 are masks, and shapes come from a table.
 
@@ -44,7 +44,7 @@ class Square(Search):
     """Square attack with the margin as its loss.
 
     Args:
-        eps, norm: the ball, "Linf" or "L2".
+        eps, norm: the ball, "Linf", "L2" or "L1".
         steps: queries after the first.
         share: the first square's share of the image.
         abreast: as long as there are fewer images, several queries of each are made at a time,
@@ -136,7 +136,7 @@ class Square(Search):
         the bottom of the ball."""
         x = state["x"]
         channels, height, width = x.shape[1:]
-        sides, _, _ = _schedule(self.steps, self.share, height, width, 1, x.device)
+        sides, _, _ = _schedule(self.steps, self.share, height, width, 1, self.norm, x.device)
         size = sides[self._query(t)].flatten()
         draw = uniform_from_keys(hash_keys(state["keys"][:, None], t).flatten(), (2 + channels,))
         # The first is the start
@@ -154,7 +154,7 @@ class Square(Search):
         side = max(min(height // 5, width), 1)
         rows, columns = height // side, width // side
         draw = uniform_from_keys(keys, (channels + 1, rows, columns, 1, 1))
-        bump = _bumps([side])[0].to(x.device)
+        bump = _bumps([side], self.norm)[0].to(x.device)
         tiles = torch.where(draw[:, channels:] > 0.5, bump, bump.T)
         tiles = tiles * (draw[:, :channels] - 0.5).sign()
         grid = tiles.transpose(3, 4).reshape(len(x), channels, rows * side, columns * side)
@@ -163,14 +163,16 @@ class Square(Search):
         return self._ball(placed.to(x.dtype), x)
 
     def _moves(self, state: State, t: Tensor) -> Tensor:
-        """The same in L2: one square is emptied, and its budget spent in another."""
+        """The same in L2 and L1: one square is emptied, and its budget spent in another."""
         x, found, keys = (
             state[key][:, None].expand(*t.shape, *state[key].shape[1:]).flatten(0, 1)
             for key in ("x", "found", "keys")
         )
         t = t.flatten()
         channels, height, width = x.shape[1:]
-        sizes, kinds, table = _schedule(self.steps, self.share, height, width, 3, x.device)
+        sizes, kinds, table = _schedule(
+            self.steps, self.share, height, width, 3, self.norm, x.device
+        )
         query = self._query(t)
         draw = uniform_from_keys(hash_keys(keys, t), (5 + channels,)).to(x.dtype)
         size = sizes[query]
@@ -181,29 +183,40 @@ class Square(Search):
         signs = (draw[:, 5:] - 0.5).sign()[:, :, None, None]
         delta = found - x
         bump = table[kind, row, column][:, None].to(x.dtype)
-        new = bump * fill * signs + delta * fill / (1e-12 + _norm(delta * fill))
-        length = delta.square().sum(dim=(1, 2, 3), keepdim=True)
-        spare = (self.eps**2 - length).clamp(min=0) / channels
-        freed = (delta * torch.maximum(fill, empty)).square().sum(dim=(2, 3), keepdim=True)
-        budget = (spare + freed).sqrt()
-        new = new / (1e-12 + _norm(new)) * budget
+        new = bump * fill * signs + delta * fill / (1e-12 + self._length(delta * fill))
+        new = new / (1e-12 + self._length(new)) * self._budget(delta, torch.maximum(fill, empty))
         moved = self._ball(torch.where(fill > 0, new, delta * (1 - empty)), x)
         return torch.where(wide(t == 0, x), found, moved)  # the first is the start
 
     def _query(self, t: Tensor) -> Tensor:
         return (t - 1).clamp(min=0, max=self.steps)
 
+    def _length(self, delta: Tensor) -> Tensor:
+        """Of each channel."""
+        if self.norm == "L1":
+            return delta.abs().sum(dim=(2, 3), keepdim=True)
+        return delta.square().sum(dim=(2, 3), keepdim=True).sqrt()
+
+    def _budget(self, delta: Tensor, squares: Tensor) -> Tensor:
+        """The length that each channel may have in the squares: what lies there, and a share of
+        what is left of the ball."""
+        channels = delta.shape[1]
+        if self.norm == "L1":
+            spare = (self.eps - delta.abs().sum(dim=(1, 2, 3), keepdim=True)).clamp(min=0)
+            return spare + channels * (delta * squares).abs().sum(dim=(2, 3), keepdim=True)
+        length = delta.square().sum(dim=(1, 2, 3), keepdim=True)
+        spare = (self.eps**2 - length).clamp(min=0) / channels
+        return (spare + (delta * squares).square().sum(dim=(2, 3), keepdim=True)).sqrt()
+
     def _ball(self, delta: Tensor, x: Tensor) -> Tensor:
-        """A perturbation stretched to length eps, and the box."""
+        """A perturbation stretched to length eps, and the box; in L1, projected on both."""
+        if self.norm == "L1":
+            return self.threat.project(x + delta, x)
         return (x + self.threat.step(delta, self.eps)).clamp(0, 1)
 
 
-_STARTS = {"Linf": Square._stripes, "L2": Square._tiles}
-_PROPOSALS = {"Linf": Square._squares, "L2": Square._moves}
-
-
-def _norm(delta: Tensor) -> Tensor:
-    return delta.square().sum(dim=(2, 3), keepdim=True).sqrt()
+_STARTS = {"Linf": Square._stripes, "L2": Square._tiles, "L1": Square._tiles}
+_PROPOSALS = {"Linf": Square._squares, "L2": Square._moves, "L1": Square._moves}
 
 
 def _windows(places: Tensor, size: Tensor, height: int, width: int) -> Tensor:
@@ -225,7 +238,7 @@ def _offsets(places: Tensor, size: Tensor, length: int) -> Tensor:
 
 @lru_cache
 def _schedule(
-    steps: int, share: float, height: int, width: int, least: int, device: torch.device
+    steps: int, share: float, height: int, width: int, least: int, norm: str, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For each query the side of its square (odd where ``least`` is 3) and the number of
     its bumps in the table."""
@@ -237,28 +250,30 @@ def _schedule(
         sides.append(min(side, height, width))
     kinds = sorted(set(sides))
     numbers = [kinds.index(side) for side in sides]
-    bumps = _bumps(kinds)
+    bumps = _bumps(kinds, norm)
     pairs = torch.stack([bumps.mT, bumps], dim=1).flatten(0, 1)  # lying and upright
     return torch.tensor(sides).to(device), torch.tensor(numbers).to(device), pairs.to(device)
 
 
-def _bumps(sides: Sequence[int]) -> Tensor:
+def _bumps(sides: Sequence[int], norm: str) -> Tensor:
     """A bump and below it its negative, of length 1, for each side, in the corner of the
     largest one's square."""
     table = torch.zeros(len(sides), max(sides), max(sides))
     for place, side in zip(table, sides, strict=True):
         half = side // 2
-        place[:half, :side] = _bump(half, side)
-        place[half:side, :side] = -_bump(side - half, side)
-        place /= place.norm()
+        place[:half, :side] = _bump(half, side, norm)
+        place[half:side, :side] = -_bump(side - half, side, norm)
+        place /= place.abs().sum() if norm == "L1" else place.norm()
     return table
 
 
-def _bump(height: int, width: int) -> Tensor:
-    """Nested squares around the centre, the k-th adding 1/k², scaled to length 1."""
+def _bump(height: int, width: int, norm: str) -> Tensor:
+    """Nested squares around the centre, the k-th adding 1/k² (in L1 1/k⁴), scaled to length 1."""
+    power = 4 if norm == "L1" else 2
     total = torch.zeros(height, width)
     top, left = height // 2, width // 2
     for k in range(max(height // 2, width // 2) + 1):
         inside = slice(max(top - k, 0), top + k + 1), slice(max(left - k, 0), left + k + 1)
-        total[inside] += 1 / (k + 1) ** 2
-    return total / total.square().sum().sqrt().clamp(min=1e-12)
+        total[inside] += 1 / (k + 1) ** power
+    length = total.sum() if norm == "L1" else total.square().sum().sqrt()
+    return total / length.clamp(min=1e-12)

@@ -142,7 +142,7 @@ def _evaluate(p: _Parser) -> None:
     _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members")
     radius = "radius (default: that of the training); several give a curve"
     _add(attacks, "--eps X[,X…]", radius, _fractions, default=[None])
-    _add(attacks, "--norm NORM", "Linf or L2 (default: that of the training)")
+    _add(attacks, "--norm NORM", "Linf, L2 or L1 (default: that of the training)")
     which = p.add_argument_group("classifier and images")
     _add(which, "--n N", "test images, drawn from each class in proportion (default: all)", int)
     _add(which, "--rounds T", "only the first T members (default: all)", int)

@@ -44,7 +44,8 @@ def resolvable(attack: PGD, numbers: int) -> PGD:
     """
     if not isinstance(attack.start, Gaussian):
         return attack
-    each = attack.eps if attack.norm == "Linf" else attack.eps / math.sqrt(numbers)
+    ones = torch.ones(1, numbers)
+    each = attack.eps / attack.threat.distance(ones, torch.zeros_like(ones)).item()
     return replace(attack, start=Gaussian(max(attack.start.std, each / 8)))
 
 

@@ -21,6 +21,7 @@ from mrboost.attacks.survivors import run
 from mrboost.ensemble import Mixture
 from mrboost.errors import NanLogitsError
 from mrboost.losses import Loss, cross_entropy, margin
+from mrboost.threat import ball
 
 _QUERIES = 300
 
@@ -275,7 +276,8 @@ def zero_gradient(sample: Sample) -> str | None:
 def large_eps(sample: Sample) -> str | None:
     """Within a radius that reaches the grey image from anywhere, an attack has to break
     what that image breaks."""
-    reach = 0.5 if sample.norm == "Linf" else 0.5 * math.sqrt(sample.x[0].numel())
+    grey = torch.full_like(sample.x[:1], 0.5)
+    reach = ball(sample.norm, 0.5).distance(grey, torch.zeros_like(grey)).item()
     radius = max(sample.eps, reach)
     x, y = sample.of_right()
     if len(x) == 0:
