@@ -16,7 +16,7 @@ from mrboost.errors import InputError
 from mrboost.files import digest
 
 from .doubts import Doubt
-from .statistics import Comparison, compare_points, wilson_interval, worst_case
+from .statistics import Comparison, Interval, compare_points, wilson_interval, worst_case
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Stage:
 
     attack: str
     accuracy: float
-    interval: tuple[float, float]
+    interval: Interval
     seconds: float
     black_box: bool = False
 
@@ -57,11 +57,11 @@ class Outcome:
 
     attack: str
     accuracy: float
-    interval: tuple[float, float]
+    interval: Interval
     margin: float
     min_margin: float
     per_class: tuple[float | None, ...]
-    class_intervals: tuple[tuple[float, float] | None, ...] = field(repr=False)
+    class_intervals: tuple[Interval | None, ...] = field(repr=False)
     seconds: float
     correct: tuple[float, ...] = field(repr=False)
     stages: tuple[Stage, ...] = ()
@@ -77,23 +77,25 @@ class Outcome:
         cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any
     ) -> Outcome:
         """From what is known of each point."""
-        values = correct.double()
-        classes = [values[y == k] for k in range(int(y.max()) + 1)]
+        values, margins = correct.double(), margins.double()
+        groups = [values[y == k] for k in range(int(y.max()) + 1)]
         return cls(
             attack=attack,
             accuracy=values.mean().item(),
-            interval=wilson_interval(values.sum().item(), len(values)),
-            margin=margins.double().mean().item(),
-            min_margin=margins.double().min().item(),
-            per_class=tuple(own.mean().item() if len(own) else None for own in classes),
-            class_intervals=tuple(
-                wilson_interval(own.sum().item(), len(own)) if len(own) else None for own in classes
-            ),
+            interval=_interval(values),
+            margin=margins.mean().item(),
+            min_margin=margins.min().item(),
+            per_class=tuple(one.mean().item() if len(one) else None for one in groups),
+            class_intervals=tuple(_interval(one) if len(one) else None for one in groups),
             seconds=seconds,
             correct=tuple(correct.tolist()),
             labels=digest(y),
             **more,
         )
+
+
+def _interval(correct: Tensor) -> Interval:
+    return wilson_interval(correct.sum().item(), len(correct))
 
 
 @dataclass(frozen=True)
@@ -118,52 +120,45 @@ class Evaluation:
         for outcome in self.outcomes:
             if outcome.attack == attack:
                 return outcome
-        raise KeyError(
-            f"{attack!r} was not evaluated, only {', '.join(o.attack for o in self.outcomes)}"
-        )
+        names = ", ".join(outcome.attack for outcome in self.outcomes)
+        raise KeyError(f"{attack!r} was not evaluated, only {names}")
 
     @property
-    def worst(self) -> tuple[float, tuple[float, float]]:
+    def worst(self) -> tuple[float, Interval]:
         """The accuracy over the worst attack of each point, and its interval:
         the figure to publish."""
-        if (found := worst_of(asdict(self))) is not None:
-            return found["accuracy"], found["interval"]
-        if self.failed:
+        found = worst_of(asdict(self))
+        if found is None:
             raise InputError(
-                f"there is no worst case where attacks failed: {', '.join(self.failed)}"
+                "there is no worst case where attacks failed, over different balls, or of attacks "
+                "that do not say theirs (eps and norm): evaluate each ball alone"
             )
-        raise InputError(
-            "there is no worst case over different balls, or of attacks that do not say theirs "
-            "(eps and norm): evaluate each ball alone"
-        )
+        return found["accuracy"], found["interval"]
 
     def __str__(self) -> str:
         ball = "several balls, or unknown ones"
         if self.eps is not None:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
-        width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
-        lines = [
-            f"{self.n} images, {ball}",
-            f"{'attack':<{width}}{'accuracy':>9}   "
-            f"{'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}",
-        ]
-        for o in self.outcomes:
-            for stage in o.stages:
-                interval = f"{_range(stage.interval):<32}"
-                lines.append(
-                    f"  {stage.attack:<{width - 2}}{stage.accuracy:>9.2%}   "
-                    f"{interval}{stage.seconds:>9.1f}"
-                )
-            margins = f"{_short(o.margin):>8}{_short(o.min_margin):>8}"
-            interval = f"{_range(o.interval):<16}"
-            lines.append(
-                f"{o.attack:<{width}}{o.accuracy:>9.2%}   {interval}{margins}{o.seconds:>9.1f}"
-            )
-        worst = worst_of(asdict(self)) if len(self.outcomes) > 2 else None
-        if worst is not None:
-            lines.append(
-                f"{'worst case':<{width}}{worst['accuracy']:>9.2%}   {_range(worst['interval'])}"
-            )
+        width = max([14, *(len(outcome.attack) + 2 for outcome in self.outcomes)])
+
+        def row(name: str, accuracy: str, interval: str, margins: str, seconds: str) -> str:
+            line = f"{name:<{width}}{accuracy:>9}   {interval:<16}{margins:>16}{seconds:>9}"
+            return line.rstrip()
+
+        def figures(found: Outcome | Stage, name: str, margins: str = "") -> str:
+            accuracy, seconds = f"{found.accuracy:.2%}", f"{found.seconds:.1f}"
+            return row(name, accuracy, _range(found.interval), margins, seconds)
+
+        margins = f"{'margin':>8}{'least':>8}"
+        lines = [f"{self.n} images, {ball}"]
+        lines.append(row("attack", "accuracy", "95 % interval", margins, "seconds"))
+        for one in self.outcomes:
+            lines += [figures(stage, f"  {stage.attack}") for stage in one.stages]
+            margins = f"{_short(one.margin):>8}{_short(one.min_margin):>8}"
+            lines.append(figures(one, one.attack, margins))
+        if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))):
+            interval = _range(worst["interval"])
+            lines.append(row("worst case", f"{worst['accuracy']:.2%}", interval, "", ""))
         if self.failed:
             lines.append(f"failed: {', '.join(self.failed)}")
         lines += [f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts]
@@ -210,19 +205,14 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
     Example:
         >>> compare(one["autoattack"], other["autoattack"]).p_value  # doctest: +SKIP
     """
-    if len(first.correct) == len(second.correct) and first.labels != second.labels:
-        raise InputError(
-            "two evaluations can be compared on the same points only, and the labels of these "
-            "differ"
-        )
     found = compare_points(first.correct, second.correct)
+    if first.labels != second.labels:
+        raise InputError("two evaluations can be compared on the same points only: labels differ")
     known = [one for one in (first, second) if one.eps is not None and one.norm is not None]
     balls = [f"{one.norm} {format_eps(one.eps)}" if one.eps else "eps 0" for one in known]
     if len(set(balls)) > 1:
-        raise InputError(
-            "two evaluations can be compared in the same ball only, these are of "
-            f"{' and '.join(balls)}"
-        )
+        these = " and ".join(balls)
+        raise InputError(f"two evaluations can be compared in the same ball only, not {these}")
     return found
 
 
@@ -255,9 +245,14 @@ def robustbench_summary(
     whole = [[part.name for part in make(8 / 255, "Linf")] for make in VERSIONS.values()]
     if attack not in found or (ran not in whole and evaluation.eps != 0):
         raise InputError(
-            f"the card's figure is that of AutoAttack, and {attack!r} is another attack or was "
-            "not evaluated: evaluate that too"
+            f"the card's figure is that of AutoAttack: {attack!r} is not, or was not evaluated"
         )
+    figures = {
+        "clean": (found["clean"].accuracy, found["clean"].interval),
+        "autoattack": (found[attack].accuracy, found[attack].interval),
+    }
+    if evaluation.eps is not None and not evaluation.failed:
+        figures["worst_case"] = evaluation.worst
     card: dict[str, Any] = {
         "name": name,
         "dataset": dataset,
@@ -269,12 +264,6 @@ def robustbench_summary(
         "unreliable": [doubt.message for doubt in evaluation.doubts],
         **facts,
     }
-    figures = {
-        "clean": (found["clean"].accuracy, found["clean"].interval),
-        "autoattack": (found[attack].accuracy, found[attack].interval),
-    }
-    if evaluation.eps is not None and not evaluation.failed:
-        figures["worst_case"] = evaluation.worst
     for key, (accuracy, interval) in figures.items():
         card[f"{key}_acc"] = f"{100 * accuracy:.2f}"
         card[f"{key}_interval"] = [f"{100 * end:.2f}" for end in interval]
@@ -303,5 +292,5 @@ def _short(value: float) -> str:
     return next(text for text in texts if len(text) <= 7)
 
 
-def _range(interval: tuple[float, float]) -> str:
+def _range(interval: Interval) -> str:
     return f"{interval[0]:.2%} – {interval[1]:.2%}"
