@@ -56,10 +56,12 @@ def robustness_curve(
         >>> robustness_curve(model, x, y, [0.05, 0.1, 0.2])  # doctest: +SKIP
     """
     if not isinstance(attack, str):
-        kind = type(attack).__name__
-        raise InputError(f"a curve takes an attack's name, as 'pgd-20', for all radii, got {kind}")
-    several = isinstance(radii, Iterable) and not isinstance(radii, str)
-    every = sorted({0.0, *map(radius, radii if several else [radii])})  # type: ignore[arg-type]
+        raise InputError(f"a curve takes an attack's name, as 'pgd-20', got {attack!r}")
+    try:
+        several = list(radii)  # type: ignore[arg-type]
+    except TypeError:  # one number, perhaps of numpy's or torch's
+        several = [radii]  # type: ignore[list-item]
+    every = sorted({0.0, *map(radius, several)})
     attacks = [named(attack, eps, norm) if eps != 0 else None for eps in every]
     seen = 0
     standing = torch.zeros(len(every), dtype=torch.float64)

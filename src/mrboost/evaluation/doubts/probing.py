@@ -9,7 +9,8 @@ gradients); Croce & Hein 2020.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,30 +43,38 @@ def probe(
     The model is left as found. It takes about 130 forward and backward passes, at most 230, and up
     to 300 forward ones for images that stand.
     """
+    device = device_of(model, otherwise=x.device)
+    picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
     try:
-        return _probe(model, x, y, eps, norm, n, seed)
+        with keep_random_state(device), torch.inference_mode(False):
+            images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
+            labels = y[picked.to(y.device)].to(device, copy=True)
+            as_given = _in_train_mode(model, images)
+            with attacked(model):
+                check_logits(model, images, labels)
+                return _doubts(Sample(model, images, labels, eps, norm, seed, as_given))
     except torch.OutOfMemoryError as error:
         fewer = halved(n, error)
     return probe(model, x, y, eps=eps, norm=norm, n=fewer, seed=seed)
 
 
-def _probe(
-    model: Classifier, x: Tensor, y: Tensor, eps: float, norm: str, n: int, seed: int
-) -> list[Doubt]:
-    device = device_of(model, otherwise=x.device)
-    picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
-    with keep_random_state(device), torch.inference_mode(False):
-        images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
-        labels = y[picked.to(y.device)].to(device, copy=True)
-        as_given = _in_train_mode(model, images)
-        with attacked(model):
-            check_logits(model, images, labels)
-            sample = Sample.of(
-                model, images, labels, eps=eps, norm=norm, seed=seed, as_given=as_given
-            )
-            seen = _seen(sample, CHECKS)
-            doubts = [Doubt(check, message) for check, message in seen.items()]
-            return doubts if "random" in seen else doubts + _of_members(sample, seen)
+def _doubts(sample: Sample) -> list[Doubt]:
+    """What the checks say of a model, and, if it draws no random numbers, of its members that
+    count: one without gradients leaves those of the others, which an attack on all of them then
+    follows alone."""
+    seen = _seen(sample, CHECKS)
+    doubts = [Doubt(check, message) for check, message in seen.items()]
+    members = members_of(sample.model)
+    if "random" in seen or len(members) == 1:
+        return doubts
+    for number, (member, weight) in enumerate(members, start=1):
+        if weight > 0.01:
+            alone = replace(sample, model=member, as_given=None)
+            for check, message in _seen(alone, OF_MEMBERS).items():
+                if check not in seen:
+                    of = f"Of member {number} of {len(members)}, on its own: "
+                    doubts.append(Doubt(check, of + message))
+    return doubts
 
 
 def _seen(sample: Sample, checks: Iterable[str]) -> dict[str, str]:
@@ -76,26 +85,6 @@ def _seen(sample: Sample, checks: Iterable[str]) -> dict[str, str]:
         if seen.keys().isdisjoint(pointless_after) and (message := check(sample)):
             seen[name] = message
     return seen
-
-
-def _of_members(sample: Sample, seen: Collection[str]) -> list[Doubt]:
-    """Of the members of an ensemble that count: one without gradients leaves those of the others,
-    which an attack on all of them then follows alone."""
-    doubts = []
-    members = members_of(sample.model)
-    for number, (member, weight) in enumerate(members, start=1):
-        if len(members) == 1 or weight <= 0.01:
-            continue
-        alone = Sample.of(
-            member, sample.x, sample.y, eps=sample.eps, norm=sample.norm, seed=sample.seed
-        )
-        of = f"Of member {number} of {len(members)}, on its own: "
-        doubts += [
-            Doubt(check, of + message)
-            for check, message in _seen(alone, OF_MEMBERS).items()
-            if check not in seen
-        ]
-    return doubts
 
 
 def _in_train_mode(model: Classifier, x: Tensor) -> Tensor | None:
