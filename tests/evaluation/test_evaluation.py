@@ -345,9 +345,9 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
     assert mrboost.compare(first, first) == Comparison(0, 0, 1.0)
     with pytest.raises(InputError, match="same points only, these have 100 and 64"):
         mrboost.compare(first, mrboost.evaluate(model, x[:64], y[:64], "fgsm")["fgsm"])
-    with pytest.raises(InputError, match="the labels of these differ"):
+    with pytest.raises(InputError, match="labels differ"):
         mrboost.compare(first, mrboost.evaluate(model, x.flip(0), y.flip(0), "fgsm")["fgsm"])
-    with pytest.raises(InputError, match=r"same ball only, these are of Linf 8/255 and Linf 0\.1"):
+    with pytest.raises(InputError, match=r"same ball only, not Linf 8/255 and Linf 0\.1"):
         mrboost.compare(
             *(mrboost.evaluate(model, x, y, "fgsm", eps=eps)["fgsm"] for eps in (8 / 255, 0.1))
         )
@@ -365,7 +365,7 @@ def test_robustbench_style_summary(model, batch, small_autoattack) -> None:
     ]
     assert (card["threat_model"], card["eps"], card["link"]) == ("Linf", "0.15", "here")
     json.dumps(card)
-    with pytest.raises(InputError, match="that of AutoAttack, and 'clean' is another attack"):
+    with pytest.raises(InputError, match="that of AutoAttack: 'clean' is not"):
         robustbench_summary(
             result, name="mine", dataset="digits", architecture="cnn-digits", attack="clean"
         )
@@ -389,7 +389,7 @@ def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
         InputError, match=r"mine: function moved image 0 out of its Linf ball of 0: the attack"
     ):
         mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
-    with pytest.raises(InputError, match="label is a text, got 1"):
+    with pytest.raises(InputError, match="label is a text .*, got 1"):
         mrboost.evaluate(model, *batch, {1: attack})
 
 
@@ -403,7 +403,7 @@ def test_a_mapped_file_is_read_chunk_by_chunk(model, batch, tmp_path, monkeypatc
     for labels in (y, y.numpy(), y.tolist(), torch.eye(10)[y]):
         read.clear()
         result = mrboost.evaluate(model, mapped, labels, "fgsm", eps=0.1, check=False)
-        assert read == [20, 20, 20, 4]
+        assert read == [1, 20, 20, 20, 4]
         assert (
             result["fgsm"].correct
             == mrboost.evaluate(model, x, y, "fgsm", eps=0.1, check=False)["fgsm"].correct
@@ -430,9 +430,9 @@ def test_names_and_places_are_checked_first(model, batch, tmp_path, monkeypatch)
     monkeypatch.setattr("os.access", lambda *_: False)
     for arguments, message in (
         ({"attack": "nonsense", "eps": 0}, "unknown attack 'nonsense'"),
-        ({"attack": {"clean": FGSM(0.1)}}, "cannot be called 'clean'"),
-        ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "there is no such folder"),
-        ({"attack": "fgsm", "examples": tmp_path / "x.npz"}, "its folder may not be written to"),
+        ({"attack": {"clean": FGSM(0.1)}}, "other than 'clean' and 'y', got 'clean'"),
+        ({"attack": "fgsm", "examples": tmp_path / "no" / "x.npz"}, "none that can be written to"),
+        ({"attack": "fgsm", "examples": tmp_path / "x.npz"}, "none that can be written to"),
         ({"attack": "fgsm", "keep": __file__}, r"test_evaluation.py' is a file"),
     ):
         with pytest.raises(InputError, match=message):

@@ -61,6 +61,7 @@ class Runner:
                 draws does not depend on what was done before.
             name: what a saved part is called.
         """
+        self.meter.doing(label)
         key = self.saved.key(attack, chunk)
         found = self.saved.get(name, key)
         if found is not None and ("adv" in found or not self.images):
@@ -100,22 +101,31 @@ class Runner:
     ) -> State:
         """Stage by stage, each on the points that stand; saved after each and now and then."""
         searches = searches_of(attack)
-        clock = _StageClock(len(searches))
+        seconds = torch.zeros(len(searches), dtype=torch.float64)
+        current = 0
+        looked = saved = time.perf_counter()
 
         def resume(points: Points) -> int:
-            earlier = self.saved.get(unfinished, key)
-            if earlier is not None:
-                clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
+            nonlocal current
+            if earlier := self.saved.get(unfinished, key):
+                seconds.copy_(earlier["seconds"])
+                current = int(earlier["stage"])
                 points.restore(earlier)
                 set_random_state(earlier, chunk.device)
-            return clock.stage
+            return current
 
         def watch(points: Points, stage: int) -> None:
-            if clock.stage < stage < len(searches):
+            nonlocal current, looked, saved
+            now, ended = time.perf_counter(), stage > current
+            seconds[current] += now - looked
+            looked = now
+            if ended and stage < len(searches):
                 stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
                 self.meter.say(f"stage {searches[stage - 1].name} is done, {stand}")
-            if clock.tick(stage):
-                times = {"seconds": clock.seconds, "stage": torch.tensor(clock.stage)}
+            current = min(stage, len(searches) - 1)
+            if ended or now - saved >= SAVE_EVERY:
+                saved = now
+                times = {"seconds": seconds, "stage": torch.tensor(current)}
                 state = points.saved() | times | random_state(chunk.device)
                 self.saved.put(unfinished, key, state)
 
@@ -130,7 +140,7 @@ class Runner:
             "margin": -points.margin.cpu().double(),
             "adv": points.adv.cpu(),
             "stage": points.broken_by,
-            "seconds": clock.seconds[None],
+            "seconds": seconds[None],
         }
 
 
@@ -141,24 +151,3 @@ def work_of(attack: Attack | None, classes: int) -> int:
 
 def searches_of(attack: Search | AutoAttack) -> Sequence[Search]:
     return attack.searches if isinstance(attack, AutoAttack) else (attack,)
-
-
-class _StageClock:
-    """Seconds spent in each stage, and when to save."""
-
-    def __init__(self, stages: int) -> None:
-        self.seconds = torch.zeros(stages, dtype=torch.float64)
-        self.stage = 0
-        self._last = self._saved = time.perf_counter()
-
-    def tick(self, stage: int) -> bool:
-        """Add the time since the last tick to the stage that ran; True when it is time to save."""
-        now = time.perf_counter()
-        ended = stage > self.stage
-        self.seconds[self.stage] += now - self._last
-        self.stage = min(stage, len(self.seconds) - 1)
-        self._last = now
-        if not ended and now - self._saved < SAVE_EVERY:
-            return False
-        self._saved = now
-        return True

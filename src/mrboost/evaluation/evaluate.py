@@ -102,14 +102,8 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
-    options = EvaluationOptions(
-        batch_size=batch_size,
-        progress=progress,
-        check=check,
-        keep=None if keep is None else Path(keep),
-        resume=resume,
-        examples=None if examples is None else Path(examples),
-    )
+    folder, file = (None if path is None else Path(path) for path in (keep, examples))
+    options = EvaluationOptions(batch_size, progress, check, folder, resume, file)
     eps = radius(eps)
     attacks = resolve_attacks(attack, eps, norm)
     measured = measure(model, x, y, attacks, options, ball=(eps, norm))
@@ -162,8 +156,7 @@ def measure(
                 check_attacks(attacks.values(), chunk)
             for observer in observers:
                 observer.on_chunk(chunk)
-            for number, label, attack in measured.going():
-                _attack_chunk(attack, chunk, label, number, runner, observers)
+            _attack_chunk(chunk, measured, runner, observers)
             if "clean" in measured.failed:
                 break
         for observer in observers:
@@ -173,24 +166,18 @@ def measure(
 
 
 def _attack_chunk(
-    attack: Attack | None,
-    chunk: Chunk,
-    label: str,
-    number: int,
-    runner: Runner,
-    observers: Sequence[Observer],
+    chunk: Chunk, measured: Measurements, runner: Runner, observers: Sequence[Observer]
 ) -> None:
-    """One attack, and what observers are told of it."""
-    for observer in observers:
-        observer.on_attack(label)
-    try:
-        found = runner.run(attack, chunk, label, f"{chunk.number}-{number}")
-    except InputError as error:
-        for observer in observers:
-            observer.on_failure(label, error)
-    else:
-        for observer in observers:
-            observer.on_result(label, chunk, found)
+    """Every attack that has not failed, one after the other."""
+    for number, label, attack in measured.going():
+        try:
+            found = runner.run(attack, chunk, label, f"{chunk.number}-{number}")
+        except InputError as error:
+            for observer in observers:
+                observer.on_failure(label, error)
+        else:
+            for observer in observers:
+                observer.on_result(label, chunk, found)
 
 
 def resolve_attacks(

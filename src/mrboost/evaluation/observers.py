@@ -28,7 +28,7 @@ from .inputs import Chunk, Images, count
 
 
 class Observer:
-    """Is told of each chunk, each attack on it, and what comes of that.
+    """Is told of each chunk, and what comes of each attack on it.
 
     ``problem`` says in the end what it could not do.
     """
@@ -38,14 +38,11 @@ class Observer:
     def on_chunk(self, chunk: Chunk) -> None:
         """The attacks on this chunk are about to begin."""
 
-    def on_attack(self, label: str) -> None:
-        """This one is about to begin."""
-
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:
-        """It left this of the chunk."""
+        """This attack left that of the chunk."""
 
     def on_failure(self, label: str, error: InputError) -> None:
-        """It failed, and will not be tried on further chunks; without ``clean``, none will."""
+        """This attack failed, and is not tried on further chunks; without ``clean``, none is."""
 
     def on_end(self) -> None:
         """Everything is measured."""
@@ -72,9 +69,6 @@ class ProgressReport(Observer):
             self._images = count(self._x)
             each = sum(work_of(attack, chunk.classes) for attack in (None, *self._attacks))
             self._meter.begin(None if self._images is None else self._images * each)
-
-    def on_attack(self, label: str) -> None:
-        self._meter.doing(label)
 
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:
         if chunk.number == 0 and label == "clean":  # clean images say nothing of the pace

@@ -1,26 +1,35 @@
-"""The checks of a model: each gives a message about what it saw, or None.
+"""A look at a model for what makes attacks fail without making it robust: ``probe``.
 
-``CHECKS`` is the table of them. A ``Sample`` is what they look at: some clean images, the model's
-logits on them and their slopes.
+An attack may have had no gradient to follow, or too few steps. Each check of the table ``CHECKS``
+looks at a ``Sample``, some clean images with the model's logits on them and their slopes, and gives
+a message about what it saw, or None.
+
+References: Athalye et al. 2018 and Carlini et al. 2019 (signs of masked
+gradients); Croce & Hein 2020.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import PGD, Classifier, Square
-from mrboost.attacks.checks import are_probabilities
-from mrboost.attacks.model import LOW_PRECISION
+from mrboost.attacks import PGD, Classifier, Square, attacked
+from mrboost.attacks.checks import are_probabilities, check_logits
+from mrboost.attacks.model import LOW_PRECISION, networks
 from mrboost.attacks.survivors import run
-from mrboost.ensemble import Mixture
+from mrboost.devices import device_of, dtype_of
+from mrboost.ensemble import Mixture, members_of
 from mrboost.errors import NanLogitsError
 from mrboost.losses import Loss, cross_entropy, margin
+from mrboost.seeds import keep_random_state
+from mrboost.speed.memory import halved
+
+from .outcomes import Doubt
 
 _QUERIES = 300
 
@@ -30,6 +39,83 @@ _STATISTICS = {
     "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "MNIST": ((0.1307,), (0.3081,)),
 }
+
+
+def probe(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float = 8 / 255,
+    norm: str = "Linf",
+    n: int = 64,
+    seed: int = 0,
+) -> list[Doubt]:
+    """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the
+    images, evenly spaced; on fewer where there is no memory for so many.
+
+    The model is left as found. It takes about 130 forward and backward passes, at most 230, and up
+    to 300 forward ones for images that stand.
+    """
+    device = device_of(model, otherwise=x.device)
+    picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
+    try:
+        with keep_random_state(device), torch.inference_mode(False):
+            images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
+            labels = y[picked.to(y.device)].to(device, copy=True)
+            as_given = _in_train_mode(model, images)
+            with attacked(model):
+                check_logits(model, images, labels)
+                return _doubts(Sample(model, images, labels, eps, norm, seed, as_given))
+    except torch.OutOfMemoryError as error:
+        fewer = halved(n, error)
+    return probe(model, x, y, eps=eps, norm=norm, n=fewer, seed=seed)
+
+
+def _doubts(sample: Sample) -> list[Doubt]:
+    """What the checks say of a model, and, if it draws no random numbers, of its members that
+    count: one without gradients leaves those of the others, which an attack on all of them then
+    follows alone."""
+    seen = _seen(sample, CHECKS)
+    doubts = [Doubt(check, message) for check, message in seen.items()]
+    members = members_of(sample.model)
+    if "random" in seen or len(members) == 1:
+        return doubts
+    for number, (member, weight) in enumerate(members, start=1):
+        if weight > 0.01:
+            alone = replace(sample, model=member, as_given=None)
+            for check, message in _seen(alone, OF_MEMBERS).items():
+                if check not in seen:
+                    of = f"Of member {number} of {len(members)}, on its own: "
+                    doubts.append(Doubt(check, of + message))
+    return doubts
+
+
+def _seen(sample: Sample, checks: Iterable[str]) -> dict[str, str]:
+    """What these checks say, by name."""
+    seen: dict[str, str] = {}
+    for name in checks:
+        check, pointless_after = CHECKS[name]
+        if seen.keys().isdisjoint(pointless_after) and (message := check(sample)):
+            seen[name] = message
+    return seen
+
+
+def _in_train_mode(model: Classifier, x: Tensor) -> Tensor | None:
+    """The logits in train mode, if the model is in it and gives any; its buffers stay."""
+    modules = [module for network in networks(model) for module in network.modules()]
+    if not any(getattr(module, "training", False) for module in modules):
+        return None  # a frozen script has no mode
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(False)]
+    try:
+        with torch.no_grad():
+            logits = model(x.clone())
+    except Exception:  # in eval mode, which counts, it may work
+        return None
+    finally:
+        for buffer, before in kept:
+            buffer.data.copy_(before)
+    return logits if isinstance(logits, Tensor) else None
 
 
 @dataclass
@@ -100,9 +186,8 @@ def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
 def train_mode(sample: Sample) -> str | None:
     given = sample.as_given
-    if given is None or given.shape != sample.logits.shape:
-        return None
-    if not _differ(sample.logits, given, 1e-4):
+    shape = sample.logits.shape
+    if given is None or given.shape != shape or not _differ(sample.logits, given, 1e-4):
         return None
     return (
         "This model is in train mode, and its logits are others there, but is evaluated in eval "
