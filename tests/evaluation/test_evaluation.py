@@ -112,8 +112,9 @@ def test_prints_a_table_and_dumps_json(model, batch) -> None:
     "size", [0.0, 3.14159, -999.99, 53149.59, -13380.62, 1e9, -1e9, -1e100, torch.inf, -torch.inf]
 )
 def test_columns_stay_apart_whatever_the_size(size: float) -> None:
-    margins, one = torch.tensor([size, size], dtype=torch.float64), torch.ones(2).long()
-    outcome = Outcome.of("clean", torch.ones(2), margins, one, 0.0)
+    one, margins = torch.ones(2).long(), torch.tensor([size, size], dtype=torch.float64)
+    found = {"correct": one, "margin": margins, "seconds": torch.zeros(1, 1)}
+    outcome = Outcome.of("clean", found, one)
     row = str(Evaluation(0.1, "Linf", 2, (outcome,))).splitlines()[-1]
     margin_shown, least, seconds = row.split()[-3:]
     assert margin_shown == least
@@ -389,7 +390,7 @@ def test_attacks_that_do_not_say_one_radius(eps: object, model, batch) -> None:
         InputError, match=r"mine: function moved image 0 out of its Linf ball of 0: the attack"
     ):
         mrboost.evaluate(model, *batch, {"mine": attack}, check=False)
-    with pytest.raises(InputError, match="label is a text .*, got 1"):
+    with pytest.raises(InputError, match=r"label is a text .*, got 1"):
         mrboost.evaluate(model, *batch, {1: attack})
 
 

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack
-from mrboost.attacks.base import ball_of
 from mrboost.devices import from_all
 from mrboost.errors import InputError
 from mrboost.files import State
 from mrboost.losses import dlr, margin
 
-from .doubts import Doubt, contradictions, left
+from .doubts import Doubt, contradictions
 from .inputs import Chunk
 from .observers import Observer
-from .result import Evaluation, Outcome, Stage
-from .statistics import wilson_interval
+from .result import Evaluation, Outcome
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -122,7 +120,10 @@ class Measurements(Observer):
 
     def evaluation(self) -> Evaluation:
         """Figures, and what they give to doubt."""
-        outcomes = tuple(self._outcome(label) for label in self.found)
+        outcomes = tuple(
+            Outcome.of(label, found, self.labels, self.attacks[label])
+            for label, found in self.found.items()
+        )
         doubts = self.doubts
         if any(_raises_a_margin(self.attacks[label]) for label in self.found):
             doubts = tuple(doubt for doubt in doubts if doubt.check != "weak-loss")
@@ -132,31 +133,6 @@ class Measurements(Observer):
             doubts += tuple(contradictions([asdict(o) for o in outcomes], draws=draws))
         failed = tuple(self.failed)
         return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts, failed)
-
-    def _outcome(self, label: str) -> Outcome:
-        found, attack = self.found[label], self.attacks[label]
-        seconds = found["seconds"].sum(dim=0).tolist()
-        stages: list[Stage] = []
-        if isinstance(attack, AutoAttack):
-            for number, search in enumerate(attack.searches):
-                stand = left(found["stage"], number + 1).double()
-                interval = wilson_interval(stand.sum().item(), len(stand))
-                share, blind = stand.mean().item(), not search.uses_gradients
-                stages.append(Stage(search.name, share, interval, seconds[number], blind))
-        eps, norm = ball_of(attack)
-        return Outcome.of(
-            label,
-            found["correct"],
-            found["margin"],
-            self.labels,
-            sum(seconds),
-            stages=tuple(stages),
-            broken_by=tuple(found["stage"].tolist()) if stages else (),
-            black_box=attack is not None and not attack.uses_gradients,
-            steps=None if attack is None else attack.steps,
-            eps=eps,
-            norm=norm,
-        )
 
 
 def _raises_a_margin(attack: Attack | None) -> bool:

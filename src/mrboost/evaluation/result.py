@@ -11,11 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from mrboost.attacks import Attack, AutoAttack
 from mrboost.attacks.autoattack import VERSIONS
+from mrboost.attacks.base import ball_of
 from mrboost.errors import InputError
-from mrboost.files import digest
+from mrboost.files import State, digest
 
-from .doubts import Doubt
+from .doubts import Doubt, left
 from .statistics import Comparison, Interval, compare_points, wilson_interval, worst_case
 
 
@@ -73,24 +75,34 @@ class Outcome:
     labels: str = field(default="", repr=False)
 
     @classmethod
-    def of(
-        cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any
-    ) -> Outcome:
-        """From what is known of each point."""
-        values, margins = correct.double(), margins.double()
-        groups = [values[y == k] for k in range(int(y.max()) + 1)]
+    def of(cls, label: str, found: State, y: Tensor, attack: Attack | None = None) -> Outcome:
+        """From what is known of each image, as ``Runner.run`` gives it."""
+        correct, margins = found["correct"].double(), found["margin"].double()
+        seconds = found["seconds"].sum(dim=0).tolist()
+        groups = [correct[y == k] for k in range(int(y.max()) + 1)]
+        stages: list[Stage] = []
+        for number, search in enumerate(attack.searches if isinstance(attack, AutoAttack) else ()):
+            stand = left(found["stage"], number + 1).double()
+            share, black_box = stand.mean().item(), not search.uses_gradients
+            stages.append(Stage(search.name, share, _interval(stand), seconds[number], black_box))
+        eps, norm = ball_of(attack)
         return cls(
-            attack=attack,
-            accuracy=values.mean().item(),
-            interval=_interval(values),
+            attack=label,
+            accuracy=correct.mean().item(),
+            interval=_interval(correct),
             margin=margins.mean().item(),
             min_margin=margins.min().item(),
             per_class=tuple(one.mean().item() if len(one) else None for one in groups),
             class_intervals=tuple(_interval(one) if len(one) else None for one in groups),
-            seconds=seconds,
-            correct=tuple(correct.tolist()),
+            seconds=sum(seconds),
+            correct=tuple(found["correct"].tolist()),
+            stages=tuple(stages),
+            broken_by=tuple(found["stage"].tolist()) if stages else (),
+            black_box=attack is not None and not attack.uses_gradients,
+            steps=None if attack is None else attack.steps,
+            eps=eps,
+            norm=norm,
             labels=digest(y),
-            **more,
         )
 
 
@@ -141,24 +153,22 @@ class Evaluation:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
         width = max([14, *(len(outcome.attack) + 2 for outcome in self.outcomes)])
 
-        def row(name: str, accuracy: str, interval: str, margins: str, seconds: str) -> str:
-            line = f"{name:<{width}}{accuracy:>9}   {interval:<16}{margins:>16}{seconds:>9}"
-            return line.rstrip()
+        def row(
+            name: str, accuracy: float, interval: Interval, margins: str = "", seconds: str = ""
+        ) -> str:
+            figures = f"{accuracy:>9.2%}   {_range(interval):<16}{margins:>16}{seconds:>9}"
+            return f"{name:<{width}}{figures}".rstrip()
 
-        def figures(found: Outcome | Stage, name: str, margins: str = "") -> str:
-            accuracy, seconds = f"{found.accuracy:.2%}", f"{found.seconds:.1f}"
-            return row(name, accuracy, _range(found.interval), margins, seconds)
-
-        margins = f"{'margin':>8}{'least':>8}"
         lines = [f"{self.n} images, {ball}"]
-        lines.append(row("attack", "accuracy", "95 % interval", margins, "seconds"))
+        lines.append(f"{'attack':<{width}} accuracy   95 % interval     margin   least  seconds")
         for one in self.outcomes:
-            lines += [figures(stage, f"  {stage.attack}") for stage in one.stages]
+            for stage in one.stages:
+                name, seconds = f"  {stage.attack}", f"{stage.seconds:.1f}"
+                lines.append(row(name, stage.accuracy, stage.interval, seconds=seconds))
             margins = f"{_short(one.margin):>8}{_short(one.min_margin):>8}"
-            lines.append(figures(one, one.attack, margins))
+            lines.append(row(one.attack, one.accuracy, one.interval, margins, f"{one.seconds:.1f}"))
         if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))):
-            interval = _range(worst["interval"])
-            lines.append(row("worst case", f"{worst['accuracy']:.2%}", interval, "", ""))
+            lines.append(row("worst case", worst["accuracy"], worst["interval"]))
         if self.failed:
             lines.append(f"failed: {', '.join(self.failed)}")
         lines += [f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts]
