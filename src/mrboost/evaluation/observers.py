@@ -6,7 +6,6 @@ import json
 import os
 import zipfile
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -120,7 +119,6 @@ class Examples(Observer):
     def __init__(self, path: Path, ball: Mapping[str, object]) -> None:
         self._path = path
         self._ball = ball
-        self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
         self._labels: list[Tensor] = []
         self._like = np.zeros(0)
@@ -133,7 +131,8 @@ class Examples(Observer):
             )
 
     def close(self) -> None:
-        self._open.close()
+        for file in self._files.values():
+            file.close()
 
     def on_chunk(self, chunk: Chunk) -> None:
         self._labels.append(chunk.y)
@@ -143,13 +142,14 @@ class Examples(Observer):
         try:
             if label not in self._files:
                 file = TemporaryFile(dir=self._path.parent)  # noqa: SIM115 — ``close`` closes it
-                self._files[label] = self._open.enter_context(file)
+                self._files[label] = file
             self._files[label].write(found["adv"].contiguous().numpy().data)
         except OSError as error:  # the figures can be had all the same
             self._fail(error)
 
     def on_failure(self, label: str, error: InputError) -> None:  # noqa: ARG002
-        self._files.pop(label, None)
+        if label in self._files:
+            self._files.pop(label).close()
 
     def on_end(self) -> None:
         if self.problem or "clean" not in self._files:

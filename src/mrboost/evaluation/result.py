@@ -232,23 +232,16 @@ def same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def robustbench_summary(
-    evaluation: Evaluation,
-    *,
-    name: str,
-    dataset: str,
-    architecture: str,
-    attack: str = "autoattack",
-    **facts: object,
+    evaluation: Evaluation, *, attack: str = "autoattack", **facts: object
 ) -> dict[str, Any]:
     """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings,
     with 95 % intervals.
 
     Args:
         evaluation: with AutoAttack among its attacks.
-        name, dataset, architecture: of the model.
         attack: the label of AutoAttack in the evaluation.
-        facts: added as they are: link, authors, venue, additional_data and whatever else the card
-            asks for.
+        facts: added as they are: name, dataset, architecture, link, authors, venue,
+            additional_data and whatever else the card asks for.
     """
     found = {outcome.attack: outcome for outcome in evaluation.outcomes}
     ran = [stage.attack for stage in found[attack].stages] if attack in found else []
@@ -264,15 +257,12 @@ def robustbench_summary(
     if evaluation.eps is not None and not evaluation.failed:
         figures["worst_case"] = evaluation.worst
     card: dict[str, Any] = {
-        "name": name,
-        "dataset": dataset,
-        "architecture": architecture,
+        **facts,
         "threat_model": evaluation.norm,
         "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
         "number_of_points": evaluation.n,
         "worst_case_acc": None,
         "unreliable": [doubt.message for doubt in evaluation.doubts],
-        **facts,
     }
     for key, (accuracy, interval) in figures.items():
         card[f"{key}_acc"] = f"{100 * accuracy:.2f}"

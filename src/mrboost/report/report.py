@@ -79,7 +79,6 @@ def write_report(
         config=first.config,
         radii=dict.fromkeys(format_eps(run.config["eps"]) for run in every),
         dataset=dataset,
-        shape="×".join(map(str, dataset.shape)),
         images=len(test),
         attack=attack,
         figures=figures,
