@@ -323,7 +323,7 @@ def test_any_number_is_a_radius(number, model, batch) -> None:
 def test_there_is_no_worst_case_over_different_balls(model, batch, small_autoattack) -> None:
     attacks = {"autoattack": small_autoattack, "wide": PGD(0.3, steps=1)}
     result = mrboost.evaluate(model, *batch, attacks, check=False)
-    with pytest.raises(InputError, match="no worst case over different balls"):
+    with pytest.raises(InputError, match=r"no worst case .* over different balls"):
         _ = result.worst
     assert (
         robustbench_summary(result, name="n", dataset="d", architecture="a")["worst_case_acc"]
