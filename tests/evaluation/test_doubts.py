@@ -19,7 +19,6 @@ def test_a_weak_loss_is_no_doubt_of_attacks_on_margins(undefended, images) -> No
         ("pgd-20", True),
         (["pgd-20", "cw"], False),
         ("apgd-t", False),
-        ("fgsm", True),
     ):
         assert ("weak-loss" in checks(evaluate(small, *images, attacks, eps=0.1).doubts)) is doubted
 

@@ -23,12 +23,9 @@ def ensemble(undefended, model) -> Ensemble:
 
 
 @pytest.mark.parametrize("name", ["undefended", "model", "ensemble"])
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 8 / 255), ("Linf", 0.1), ("L2", 0.5)])
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.1), ("L2", 0.5)])
 def test_silent_on_sound_models(name: str, norm: str, eps: float, images, request) -> None:
-    network, (x, y) = request.getfixturevalue(name), images
-    for seed in range(2):
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: 64 >> seed]
-        assert probe(network, x[order], y[order], eps=eps, norm=norm, seed=seed) == []
+    assert probe(request.getfixturevalue(name), *images, eps=eps, norm=norm) == []
 
 
 def test_silent_on_log_probabilities_and_mixtures(undefended, model, images) -> None:
@@ -299,11 +296,12 @@ def test_models_that_refuse_other_scalings_are_not_asked_again(images) -> None:
 def test_train_mode(layer: nn.Module, undefended, images) -> None:
     network = nn.Sequential(layer, undefended)
     assert undefended.training is False
-    (doubt,) = probe(network, *images)
+    x, y = images[0][:16], images[1][:16]
+    (doubt,) = probe(network, x, y, eps=0.0)
     assert doubt.check == "train-mode"
     assert network.training
     assert layer.training
-    assert probe(network.eval(), *images) == []
+    assert probe(network.eval(), x, y, eps=0.0) == []
 
 
 class _Helped(nn.Module):
@@ -387,9 +385,9 @@ def test_other_networks_are_left_alone(undefended, images, monkeypatch) -> None:
 
 def test_train_mode_that_shows_in_the_answers_only(undefended, images) -> None:
     helped = _Helped(undefended).eval()
-    assert probe(helped, *images) == []
+    assert probe(helped, *images, eps=0.0) == []
     helped.training = True
-    found = probe(helped, *images)
+    found = probe(helped, *images, eps=0.0)
     assert checks(found) == ["train-mode"]
     assert "its logits are others there" in found[0].message
     assert helped.training
@@ -408,7 +406,7 @@ def test_layers_that_do_not_mind_the_mode_raise_no_doubt(undefended, images) -> 
     network = nn.Sequential(nn.Identity(), undefended)
     assert network.training
     assert network[0].training
-    assert probe(network, *images) == []
+    assert probe(network, *images, eps=0.0) == []
 
 
 def test_leaves_everything_as_found(images) -> None:

@@ -3,12 +3,12 @@
 ``evaluate(model, x, y, "autoattack", eps=8 / 255)`` gives an ``Evaluation``, which prints as a
 table and dumps as JSON. On the way,
 
-- ``inputs`` is the door: arrays, loaders and splits become chunks, checked with the model;
+- ``inputs`` turns arrays, loaders and splits into chunks, checked together with the model;
 - ``evaluate.measure`` is the loop: for each chunk, for each attack, ``chunk.Runner.run``;
 - ``batches`` asks the model batch by batch, and halves a batch when memory runs out;
 - ``resume`` keeps what is finished, so that an interrupted evaluation can go on;
-- ``observers`` watch: progress, doubts about the model, and the adversarial images;
-- ``measurements`` puts chunks and processes together and sums up;
+- ``observers`` are told what is found: progress, doubts about the model, adversarial images;
+- ``measurements`` is one of them, which puts chunks and processes together and sums up;
 - ``result`` and ``statistics`` are the figures: outcomes, intervals, comparisons;
 - ``doubts`` are the reasons not to believe them; ``curve`` is accuracy against eps.
 """

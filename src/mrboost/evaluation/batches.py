@@ -119,14 +119,12 @@ def _check_found(attack: Attack, found: object, x: Tensor, first: int) -> None:
         got = type(found).__name__
         if isinstance(found, Tensor):
             got = f"{tuple(found.shape)} of {found.dtype}"
-        raise InputError(
-            f"{attack.name} was given images of shape {tuple(x.shape)} of {x.dtype} and returned "
-            f"{got}: the attack is at fault"
-        )
+        given = f"images of shape {tuple(x.shape)} of {x.dtype}"
+        raise InputError(f"{attack.name} was given {given} and returned {got}")
     rounding = 4 * torch.finfo(x.dtype).eps
     # NaN is outside too
     outside = ~((found >= -rounding) & (found <= 1 + rounding)).flatten(1).all(dim=1)
-    did = "moved {} out of [0, 1]" if not found.isnan().any() else "made NaN of {}"
+    did = "made NaN of {}" if found.isnan().any() else "moved {} out of [0, 1]"
     eps, norm = ball_of(attack)
     if not outside.any() and eps is not None and norm is not None:
         outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from mrboost.errors import UnfitError
 from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.progress import Meter
-from mrboost.seeds import random_state, set_random_state
+from mrboost.seeds import derive, global_stream, random_state, set_random_state
 
 from .batches import attacked_batches, is_correct
 from .inputs import Chunk
@@ -33,46 +34,52 @@ def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
             check_searches(searches_of(attack), chunk.model, chunk.x, chunk.classes)
 
 
+@dataclass(frozen=True)
 class Runner:
     """Runs attacks on chunks, or finds what an earlier evaluation saved of them.
 
-    Args:
+    Attributes:
         saved: where finished parts are kept.
         meter: counts evaluations of the model.
         batch_size: images at a time; chosen if not given.
         images: whether the adversarial images are asked for.
     """
 
-    def __init__(self, saved: Saved, meter: Meter, batch_size: int | None, *, images: bool) -> None:
-        self.saved = saved
-        self.meter = meter
-        self.batch_size = batch_size
-        self.images = images
+    saved: Saved
+    meter: Meter
+    batch_size: int | None
+    images: bool
 
-    def run(self, attack: Attack | None, chunk: Chunk, name: str) -> State:
+    def run(self, attack: Attack | None, chunk: Chunk, label: str, name: str) -> State:
         """Of each image whether it is ``correct`` and its ``margin``; the ``seconds``; of several
         attacks in turn the ``stage`` that broke it; the images as ``adv`` if they are asked for.
 
         Args:
             attack: the attack, or None for the clean images.
             chunk: the images.
+            label: names the random stream of a model that draws random numbers, so that what it
+                draws does not depend on what was done before.
             name: what a saved part is called.
         """
+        self.meter.doing(label)
         key = self.saved.key(attack, chunk)
         found = self.saved.get(name, key)
         if found is not None and ("adv" in found or not self.images):
             self.meter.skip(len(chunk.x) * work_of(attack, chunk.classes))
             return found
+        seed = 0 if attack is None else attack.seed or 0
         try:
-            if isinstance(attack, Search | AutoAttack):
-                found = self._search(attack, chunk, name, key)
-            else:
-                found = self._attack(attack, chunk)
+            with global_stream(derive(seed, chunk.number, label), chunk.device):
+                if isinstance(attack, Search | AutoAttack):
+                    found = self._search(attack, chunk, f"{name}-unfinished", key)
+                else:
+                    found = self._attack(attack, chunk)
         except UnfitError as error:  # the model took the first image: a fault of its own
             raise error.fault from error.fault.__cause__
         if not self.images:
             del found["adv"]
         self.saved.put(name, key, found)
+        self.saved.drop(f"{name}-unfinished")
         return found
 
     def _attack(self, attack: Attack | None, chunk: Chunk) -> State:
@@ -90,47 +97,50 @@ class Runner:
         return {"seconds": seconds} | {key: torch.cat(parts) for key, parts in found.items()}
 
     def _search(
-        self, attack: Search | AutoAttack, chunk: Chunk, name: str, key: str | None
+        self, attack: Search | AutoAttack, chunk: Chunk, unfinished: str, key: str | None
     ) -> State:
         """Stage by stage, each on the points that stand; saved after each and now and then."""
         searches = searches_of(attack)
-        unfinished = f"{name}-unfinished"
-        clock = _StageClock(len(searches))
+        seconds = torch.zeros(len(searches), dtype=torch.float64)
+        current = 0
+        looked = saved = time.perf_counter()
 
         def resume(points: Points) -> int:
-            earlier = self.saved.get(unfinished, key)
-            if earlier is not None:
-                clock.seconds, clock.stage = earlier["seconds"], int(earlier["stage"])
+            nonlocal current
+            if earlier := self.saved.get(unfinished, key):
+                seconds.copy_(earlier["seconds"])
+                current = int(earlier["stage"])
                 points.restore(earlier)
                 set_random_state(earlier, chunk.device)
-            return clock.stage
+            return current
 
         def watch(points: Points, stage: int) -> None:
-            if clock.stage < stage < len(searches):
+            nonlocal current, looked, saved
+            now, ended = time.perf_counter(), stage > current
+            seconds[current] += now - looked
+            looked = now
+            if ended and stage < len(searches):
                 stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
                 self.meter.say(f"stage {searches[stage - 1].name} is done, {stand}")
-            if clock.tick(stage):
-                times = {"seconds": clock.seconds, "stage": torch.tensor(clock.stage)}
+            current = min(stage, len(searches) - 1)
+            if ended or now - saved >= SAVE_EVERY:
+                saved = now
+                times = {"seconds": seconds, "stage": torch.tensor(current)}
                 state = points.saved() | times | random_state(chunk.device)
                 self.saved.put(unfinished, key, state)
 
+        x, y = chunk.x.to(chunk.device), chunk.y.to(chunk.device)
+        hooks = Hooks(resume, watch, self.meter)
+        seed = seed_of(attack.seed, None)
         points = run(
-            chunk.model,
-            chunk.x.to(chunk.device),
-            chunk.y.to(chunk.device),
-            searches,
-            seed_of(attack.seed, None),
-            lanes=self.batch_size,
-            first=chunk.first,
-            hooks=Hooks(resume, watch, self.meter),
+            chunk.model, x, y, searches, seed, lanes=self.batch_size, first=chunk.first, hooks=hooks
         )
-        self.saved.drop(unfinished)
         return {
             "correct": points.alive,
             "margin": -points.margin.cpu().double(),
             "adv": points.adv.cpu(),
             "stage": points.broken_by,
-            "seconds": clock.seconds[None],
+            "seconds": seconds[None],
         }
 
 
@@ -141,24 +151,3 @@ def work_of(attack: Attack | None, classes: int) -> int:
 
 def searches_of(attack: Search | AutoAttack) -> Sequence[Search]:
     return attack.searches if isinstance(attack, AutoAttack) else (attack,)
-
-
-class _StageClock:
-    """Seconds spent in each stage, and when to save."""
-
-    def __init__(self, stages: int) -> None:
-        self.seconds = torch.zeros(stages, dtype=torch.float64)
-        self.stage = 0
-        self._last = self._saved = time.perf_counter()
-
-    def tick(self, stage: int) -> bool:
-        """Add the time since the last tick to the stage that ran; True when it is time to save."""
-        now = time.perf_counter()
-        ended = stage > self.stage
-        self.seconds[self.stage] += now - self._last
-        self.stage = min(stage, len(self.seconds) - 1)
-        self._last = now
-        if not ended and now - self._saved < SAVE_EVERY:
-            return False
-        self._saved = now
-        return True

@@ -16,7 +16,7 @@ from mrboost.threat import radius
 
 from .batches import attacked_batches, still_correct
 from .inputs import Chunk, Images, chunks, count, fitted
-from .statistics import wilson_interval
+from .statistics import Interval, wilson_interval
 
 
 class Radius(NamedTuple):
@@ -24,7 +24,7 @@ class Radius(NamedTuple):
 
     eps: float
     accuracy: float
-    interval: tuple[float, float]
+    interval: Interval
 
 
 def robustness_curve(
@@ -56,17 +56,19 @@ def robustness_curve(
         >>> robustness_curve(model, x, y, [0.05, 0.1, 0.2])  # doctest: +SKIP
     """
     if not isinstance(attack, str):
-        raise InputError(
-            "a curve takes an attack's name, to make one for each radius, "
-            f"got {type(attack).__name__}: give 'pgd-20', say"
-        )
-    every = sorted({0.0, *map(radius, _as_list(radii))})
+        raise InputError(f"a curve takes an attack's name, as 'pgd-20', got {attack!r}")
+    try:
+        several = list(radii)  # type: ignore[arg-type]
+    except TypeError:  # one number, perhaps of numpy's or torch's
+        several = [radii]  # type: ignore[list-item]
+    every = sorted({0.0, *map(radius, several)})
     attacks = [named(attack, eps, norm) if eps != 0 else None for eps in every]
-    seen, whole = 0, count(x)
+    seen = 0
     standing = torch.zeros(len(every), dtype=torch.float64)
     with Meter(progress, "curve", " images") as meter:
-        meter.begin(None if whole is None else whole * len(every))
         for chunk in chunks(model, x, y):
+            if chunk.number == 0 and (whole := count(x)) is not None:
+                meter.begin(whole * len(every))
             # probabilities, for a randomised classifier
             alive = torch.ones(len(chunk.x), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
@@ -94,14 +96,6 @@ def _attack_survivors(alive: Tensor, chunk: Chunk, attack: Attack | None) -> Non
         number = chunk.first + int(survivors[error.image])
         raise NanLogitsError(number, error.attack) from None
     alive[survivors] = alive[survivors].minimum(correct.double())
-
-
-def _as_list(radii: object) -> list[object]:
-    """Several radii, or one alone."""
-    try:
-        return [radii] if isinstance(radii, str) else list(radii)  # type: ignore[call-overload]
-    except TypeError:  # also of an array or a tensor that is one number
-        return [radii]
 
 
 def probability_margins(model: Classifier, x: Tensor, y: Tensor, attack: Attack) -> list[float]:

@@ -9,8 +9,8 @@ figures are computed in the model's own precision, image by image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,12 @@ from mrboost.attacks.base import Untouched, ball_of
 from mrboost.devices import device_of
 from mrboost.errors import InputError
 from mrboost.progress import Meter
-from mrboost.seeds import derive, global_stream, keep_random_state
+from mrboost.seeds import keep_random_state
 from mrboost.threat import radius
 
 from .chunk import Runner, check_attacks
-from .inputs import Chunk, Images, chunks, count
-from .measurements import Collector, Measurements
+from .inputs import Chunk, Images, chunks
+from .measurements import Measurements
 from .observers import DoubtFinder, Examples, Observer, ProgressReport
 from .result import Evaluation, UnfinishedError
 from .resume import Saved
@@ -51,18 +51,12 @@ class EvaluationOptions:
         size = self.batch_size
         if size is not None and (not isinstance(size, int | np.integer) or size < 1):
             raise InputError(
-                f"batch_size must be at least 1, and whole, got {size}: leave it out to have "
-                "it chosen"
+                f"batch_size must be at least 1, and whole, got {size}: leave it out, to be chosen"
             )
         if self.keep is not None and self.keep.exists() and not self.keep.is_dir():
-            raise InputError(
-                f"keep names a folder for what is finished, and {str(self.keep)!r} is a file"
-            )
+            raise InputError(f"keep={str(self.keep)!r} is a file: name a folder")
         if self.resume and self.keep is None:
-            raise InputError(
-                "resume=True has nothing to go on with: name the folder with keep=, from the first "
-                "time on"
-            )
+            raise InputError("resume=True goes on with nothing: name the folder with keep=")
 
 
 def evaluate(
@@ -108,14 +102,8 @@ def evaluate(
     Example:
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
-    options = EvaluationOptions(
-        batch_size=batch_size,
-        progress=progress,
-        check=check,
-        keep=None if keep is None else Path(keep),
-        resume=resume,
-        examples=None if examples is None else Path(examples),
-    )
+    folder, file = (None if path is None else Path(path) for path in (keep, examples))
+    options = EvaluationOptions(batch_size, progress, check, folder, resume, file)
     eps = radius(eps)
     attacks = resolve_attacks(attack, eps, norm)
     measured = measure(model, x, y, attacks, options, ball=(eps, norm))
@@ -147,69 +135,49 @@ def measure(
     balls = {ball_of(attack) for attack in attacks.values()} or {ball}
     eps, norm = balls.pop() if len(balls) == 1 else (None, None)
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
-    collected = Collector(attacks)
+    measured = Measurements({"clean": None, **attacks}, eps, norm, options.check)
     with (
         torch.inference_mode(False),
         keep_random_state(device),
         Meter(options.progress) as meter,
-        ExitStack() as closing,
+        ExitStack() as open_files,
     ):
         doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
-        observers: list[Observer] = [ProgressReport(meter, attacks.values(), count(x))]
+        observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), x)]
         if options.check:
             observers.append(doubts)
-        examples = None
         if options.examples is not None:
             examples = Examples(options.examples, {"eps": eps, "norm": norm})
-            closing.callback(examples.close)
-            observers.append(examples)
+            observers.append(open_files.enter_context(closing(examples)))
         saved = Saved(options.keep, resume=options.resume)
-        runner = Runner(saved, meter, options.batch_size, images=examples is not None)
+        runner = Runner(saved, meter, options.batch_size, options.examples is not None)
         for chunk in chunks(model, x, y):
             if chunk.number == 0:
                 check_attacks(attacks.values(), chunk)
-            _attack_chunk(chunk, collected, runner, observers)
-            if "clean" in collected.failed:
+            for observer in observers:
+                observer.on_chunk(chunk)
+            _attack_chunk(chunk, measured, runner, observers)
+            if "clean" in measured.failed:
                 break
         for observer in observers:
             observer.on_end()
-    problems = [collected.problem(), "" if examples is None else examples.problem]
-    return Measurements(
-        eps,
-        norm,
-        attacks={label: attacks[label] for label in collected.parts if label != "clean"},
-        labels=torch.cat(collected.labels),
-        found=collected.found(),
-        doubts=tuple(doubts.doubts),
-        check=options.check,
-        failed=tuple(collected.failed),
-        problem="; ".join(filter(None, problems)),
-    )
+    problems = [observer.problem for observer in observers if observer.problem]
+    return replace(measured, doubts=doubts.doubts, problem="; ".join(problems))
 
 
 def _attack_chunk(
-    chunk: Chunk, collected: Collector, runner: Runner, observers: Sequence[Observer]
+    chunk: Chunk, measured: Measurements, runner: Runner, observers: Sequence[Observer]
 ) -> None:
-    """All attacks that have not failed, one after the other."""
-    collected.labels.append(chunk.y)
-    for observer in observers:
-        observer.on_chunk(chunk)
-    for number, label, attack in collected.going():
-        for observer in observers:
-            observer.on_attack(label)
-        # The draws of a model that makes any do not depend on what was done before.
-        seed = 0 if attack is None else attack.seed or 0
+    """Every attack that has not failed, one after the other."""
+    for number, label, attack in measured.going():
         try:
-            with global_stream(derive(seed, chunk.number, label), chunk.device):
-                found = runner.run(attack, chunk, f"{chunk.number}-{number}")
+            found = runner.run(attack, chunk, label, f"{chunk.number}-{number}")
         except InputError as error:
-            collected.fail(label, error)
             for observer in observers:
-                observer.on_failure(label)
-            continue
-        collected.add(label, found)
-        for observer in observers:
-            observer.on_result(label, chunk, found)
+                observer.on_failure(label, error)
+        else:
+            for observer in observers:
+                observer.on_result(label, chunk, found)
 
 
 def resolve_attacks(
@@ -223,20 +191,20 @@ def resolve_attacks(
         step_size: of PGD given by name; a quarter of eps if not given.
     """
     if isinstance(attack, Mapping):
-        return {_label(label): _callable(one, label) for label, one in attack.items()}
+        return {_label(label): _made(one) for label, one in attack.items()}
     if isinstance(attack, str) or not isinstance(attack, Sequence):
         attack = [attack]
     found: dict[str, Attack] = {}
     for item in attack:
+        if item == "clean":
+            continue
         if isinstance(item, str):
-            if item == "clean":
-                continue
-            one = named(item, eps or 0.1, norm, step_size)
             label = item
+            one = named(item, eps or 0.1, norm, step_size)
             if eps == 0:
                 one = Untouched(item, norm)
         else:
-            one = _callable(item, item)
+            one = _made(item)
             label = one.name
         if label in found and found[label] != one:
             label = f"{label} ({len(found) + 1})"
@@ -245,22 +213,14 @@ def resolve_attacks(
 
 
 def _label(label: object) -> str:
-    if not isinstance(label, str):
-        raise InputError(f"an attack's label is a text, got {label!r}")
-    if label in ("clean", "y"):
-        raise InputError(
-            f"an attack cannot be called {label!r}: that is the name of something else in the "
-            "result"
-        )
+    if not isinstance(label, str) or label in ("clean", "y"):
+        raise InputError(f"an attack's label is a text other than 'clean' and 'y', got {label!r}")
     return label
 
 
-def _callable(attack: object, label: object) -> Attack:
-    if isinstance(attack, type):
-        name = attack.__name__
-        raise InputError(f"an attack is made first: {name}(eps, ...) in the place of {name}")
-    if not callable(attack):
+def _made(attack: object) -> Attack:
+    if isinstance(attack, type) or not callable(attack):
         raise InputError(
-            f"an attack is a name or a callable attack(model, x, y), got {attack!r} as {label!r}"
+            f"an attack is a name or a callable attack(model, x, y), got {attack!r}: PGD(eps), say"
         )
     return as_attack(attack)

@@ -1,8 +1,9 @@
-"""The door of an evaluation: images in whatever form they come, a chunk at a time, checked
-together with the model."""
+"""Images and labels in whatever form they come, a chunk at a time, checked together with the
+model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 
@@ -77,44 +78,33 @@ def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
 
 
 def _unchecked(x: Images, y: Tensor | None) -> Pairs:
-    """The same pairs before their values are checked."""
+    """Chunks before their values are checked."""
+    if isinstance(x, Split | DataLoader) and y is not None:
+        raise InputError(f"a {type(x).__name__} has labels of its own: leave out y")
     if isinstance(x, Split):
-        if y is not None:
-            raise InputError(
-                "a Split has labels of its own: leave out y, or give split.images() and y"
-            )
-        return ((part.images(), part.y) for part in (x[rows] for rows in _rows(x.x)))
+        return ((x[rows].images(), x.y[rows]) for rows in _rows(x.x))
     if y is None:
         return _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
-    if isinstance(x, DataLoader):
-        raise InputError("a DataLoader gives labels of its own: leave out y")
-    if x is None:
-        raise InputError("x must be images, or give pairs (images, labels), got None")
-    if _are_arrays(x, y):  # read part by part: x may be mapped from a file
-        return (as_tensors(x[rows], y[rows]) for rows in _rows(x))  # type: ignore[index, arg-type]
-    images, labels = as_tensors(x, y)
-    if len(images) != len(labels):
-        raise InputError(
-            f"labels must have shape ({len(images)},) to match the images, got "
-            f"{tuple(labels.shape)}"
-        )
-    return ((images[rows], labels[rows]) for rows in _rows(images))
+    in_parts = isinstance(x, np.ndarray) and x.ndim > 1  # it may be mapped from a file
+    images, labels = as_tensors(x[:1] if in_parts else x, y)  # type: ignore[index]
+    every = x if in_parts else images
+    if len(every) != len(labels):  # type: ignore[arg-type]
+        shape = tuple(labels.shape)
+        raise InputError(f"labels must have shape ({len(every)},) to match the images, got {shape}")  # type: ignore[arg-type]
+    return (as_tensors(every[rows], labels[rows]) for rows in _rows(every))  # type: ignore[index, arg-type]
 
 
-def _gathered(batches: Iterable[object]) -> Pairs:
+def _gathered(batches: object) -> Pairs:
     """Small batches put together into chunks."""
-    if not hasattr(batches, "__iter__"):
-        raise InputError(
-            f"x must be images, or give pairs (images, labels), got {type(batches).__name__}"
-        )
+    if not isinstance(batches, Iterable):
+        kind = type(batches).__name__
+        raise InputError(f"x must be images, or give pairs (images, labels), got {kind}")
     waiting: list[tuple[Tensor, Tensor]] = []
     for pair in batches:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
             raise InputError(
-                "without y, x must give pairs (images, labels), it gave "
-                f"{type(pair).__name__}{many}: choose two of each, as in "
-                "((batch[0], batch[1]) for batch in loader)"
+                f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}: "
+                "choose two of each, as in ((batch[0], batch[1]) for batch in loader)"
             )
         waiting.append(as_tensors(*pair))
         one, other = (tuple(images.shape[1:]) for images, _ in (waiting[0], waiting[-1]))
@@ -134,14 +124,6 @@ def _together(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(images), torch.cat(labels)
 
 
-def _are_arrays(x: object, y: object) -> bool:
-    """Whether these are an array of images and as many labels."""
-    if not isinstance(x, np.ndarray) or x.ndim < 2:
-        return False
-    listed = isinstance(y, list | tuple) or (isinstance(y, Tensor | np.ndarray) and y.ndim > 0)
-    return listed and 0 < len(x) == len(y)  # type: ignore[arg-type]
-
-
 def _is_map(x: object) -> bool:
     """A dataset of single images, by number."""
     return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
@@ -154,18 +136,15 @@ def _rows(images: Tensor | np.ndarray) -> Iterator[slice]:
 
 
 def _per_chunk(images: Tensor | np.ndarray) -> int:
-    numbers = images[:1].size if isinstance(images, np.ndarray) else images[:1].numel()
-    return max(1, CHUNK // max(1, numbers))
+    return max(1, CHUNK // max(1, math.prod(images.shape[1:])))
 
 
 def count(x: Images) -> int | None:
     """How many images there are, if ``x`` tells; of a ``DataLoader`` that drops its last batch, how
     many there are with that."""
+    source: object = x
     if isinstance(x, DataLoader):
-        sampler = x.sampler if x.batch_size is not None else None
-        return len(sampler) if isinstance(sampler, Sized) else None
-    if isinstance(x, Tensor | np.ndarray):
-        return len(x) if x.ndim else None
-    if isinstance(x, Split):
-        return len(x)
-    return len(x) if _is_map(x) and isinstance(x, Sized) else None
+        source = x.sampler if x.batch_size is not None else None
+    elif not (isinstance(x, Tensor | np.ndarray | Split) or _is_map(x)):
+        source = None
+    return len(source) if isinstance(source, Sized) else None

@@ -2,96 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack
-from mrboost.attacks.base import ball_of
 from mrboost.devices import from_all
 from mrboost.errors import InputError
 from mrboost.files import State
 from mrboost.losses import dlr, margin
 
-from .doubts import Doubt, contradictions, left
-from .result import Evaluation, Outcome, Stage
-from .statistics import wilson_interval
+from .doubts import Doubt, contradictions
+from .inputs import Chunk
+from .observers import Observer
+from .result import Evaluation, Outcome
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-class Collector:
-    """Gathers what attacks find, chunk by chunk. An attack that fails is given up, and its earlier
-    chunks with it; without the clean images, all are."""
+@dataclass
+class Measurements(Observer):
+    """What is known of each image, gathered chunk by chunk.
 
-    def __init__(self, attacks: Mapping[str, Attack]) -> None:
-        self.attacks: dict[str, Attack | None] = {"clean": None, **attacks}
-        self.parts: dict[str, list[State]] = {label: [] for label in self.attacks}
-        self.labels: list[Tensor] = []
-        self.failed: dict[str, str] = {}
+    An attack that fails is given up, and its earlier chunks with it; without the clean images, all
+    are.
+
+    Attributes:
+        attacks: all of them by label; ``clean`` is None.
+        eps, norm: the ball that all attacks have in common, or None.
+        check: whether outcomes are asked what they say against each other.
+        labels: the true classes.
+        found: for each attack that has not failed, what ``Runner.run`` gives.
+        failed: the message of each attack that failed.
+        doubts: what the model itself gives to doubt.
+        problem: one message for all that failed.
+    """
+
+    attacks: dict[str, Attack | None]
+    eps: float | None
+    norm: str | None
+    check: bool
+    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    found: dict[str, State] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()
+    problem: str = ""
 
     def going(self) -> Iterator[tuple[int, str, Attack | None]]:
         """Number, label and attack of those that have not failed."""
         for number, (label, attack) in enumerate(self.attacks.items()):
-            if label in self.parts:
+            if self.failed.keys().isdisjoint((label, "clean")):
                 yield number, label, attack
 
-    def add(self, label: str, part: State) -> None:
-        """Without the images, which are large."""
-        self.parts[label].append({key: part[key] for key in part if key != "adv"})
+    def on_chunk(self, chunk: Chunk) -> None:
+        self.labels = torch.cat([self.labels, chunk.y])
 
-    def fail(self, label: str, error: InputError) -> None:
+    def on_result(self, label: str, chunk: Chunk, found: State) -> None:  # noqa: ARG002
+        part = {key: value for key, value in found.items() if key != "adv"}  # images are large
+        if earlier := self.found.get(label):
+            part = {key: torch.cat([earlier[key], value]) for key, value in part.items()}
+        self.found[label] = part
+
+    def on_failure(self, label: str, error: InputError) -> None:
         self.failed[label] = str(error)
-        del self.parts[label]
+        self.found.pop(label, None)
         if label == "clean":
-            self.parts.clear()
+            self.found.clear()
 
-    def found(self) -> dict[str, State]:
-        """What is known of all images together."""
-        return {
-            label: {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-            for label, parts in self.parts.items()
-        }
-
-    def problem(self) -> str:
-        """One message for all that failed."""
-        if not self.failed:
-            return ""
-        first, *others = self.failed
-        message = self.failed[first]
-        if first != "clean" and first not in message:
-            message = f"{first}: {message}"
-        return message + (f"; {', '.join(others)} failed too" if others else "")
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """What is known of each image after all attacks.
-
-    Attributes:
-        eps, norm: the ball that all attacks have in common, or None.
-        attacks: by label, those that came to their end.
-        labels: the true classes.
-        found: for ``clean`` and each of these attacks, what ``Runner.run`` gives.
-        doubts: what the model itself gives to doubt.
-        check: whether outcomes are asked what they say against each other.
-        failed: the labels of attacks that failed.
-        problem: the message that they leave, and other trouble.
-    """
-
-    eps: float | None
-    norm: str | None
-    attacks: Mapping[str, Attack]
-    labels: Tensor
-    found: Mapping[str, State]
-    doubts: tuple[Doubt, ...]
-    check: bool
-    failed: tuple[str, ...]
-    problem: str
+    def on_end(self) -> None:
+        if self.failed:
+            first, *others = self.failed
+            message = self.failed[first]
+            named = first == "clean" or first in message
+            self.problem = message if named else f"{first}: {message}"
+            self.problem += f"; {', '.join(others)} failed too" if others else ""
 
     def of_all(self, fabric: Fabric, count: int) -> Measurements:
         """The measurements of all ``count`` images, of which this process had those from its rank
@@ -103,83 +91,51 @@ class Measurements:
         world = fabric.world_size
         if world == 1:
             return self
-        mine = (self.labels, self.found, self.doubts, self.failed, self.problem)
-        labels, found, doubts, failed, problems = zip(*from_all(fabric, mine), strict=True)
+        shares = from_all(fabric, replace(self, attacks={}))  # not all attacks can be pickled
 
-        def interleaved(shares: list[Tensor]) -> Tensor:
-            whole = torch.zeros(count, dtype=shares[0].dtype)
-            for rank, share in enumerate(shares):
-                whole[rank::world] = share
+        def interleaved(parts: list[Tensor]) -> Tensor:
+            whole = torch.zeros(count, dtype=parts[0].dtype)
+            for rank, part in enumerate(parts):
+                whole[rank::world] = part
             return whole
 
-        merged = dict[str, State]()
-        for label in [label for label in found[0] if all(label in each for each in found)]:
-            states = [each[label] for each in found]
-            merged[label] = {
-                key: interleaved([state[key] for state in states])
-                for key in states[0]
-                if key != "seconds"
-            }
-            seconds = [state["seconds"].sum(dim=0) for state in states]
-            merged[label]["seconds"] = torch.stack(seconds).amax(dim=0, keepdim=True)
+        found: dict[str, State] = {}
+        for label in [key for key in self.found if all(key in share.found for share in shares)]:
+            states = [share.found[label] for share in shares]
+            seconds = torch.stack([state.pop("seconds").sum(dim=0) for state in states])
+            found[label] = {key: interleaved([one[key] for one in states]) for key in states[0]}
+            found[label]["seconds"] = seconds.amax(dim=0, keepdim=True)
+        every = [share.labels for share in shares]
         of = f"of {world}, which counts its own images, one in {world}"
-        told = [f"{text} (in process {rank} {of})" for rank, text in enumerate(problems) if text]
+        problems = enumerate(share.problem for share in shares)
+        told = [f"{text} (in process {rank} {of})" for rank, text in problems if text]
         return replace(
             self,
-            attacks={key: one for key, one in self.attacks.items() if key in merged},
-            labels=interleaved(list(labels)) if merged else torch.zeros(count, dtype=torch.int64),
-            found=merged,
-            doubts=doubts[0],
-            failed=tuple(dict.fromkeys(label for each in failed for label in each)),
+            labels=interleaved(every) if found else torch.zeros(count, dtype=torch.int64),
+            found=found,
+            failed={label: text for share in shares for label, text in share.failed.items()},
+            doubts=shares[0].doubts,
             problem="; ".join(told),
         )
 
     def evaluation(self) -> Evaluation:
         """Figures, and what they give to doubt."""
-        outcomes = tuple(self._outcome(label) for label in self.found)
+        outcomes = tuple(
+            Outcome.of(label, found, self.labels, self.attacks[label])
+            for label, found in self.found.items()
+        )
         doubts = self.doubts
-        if any(map(_raises_a_margin, self.attacks.values())):
+        if any(_raises_a_margin(self.attacks[label]) for label in self.found):
             doubts = tuple(doubt for doubt in doubts if doubt.check != "weak-loss")
         # Attacks of several balls say nothing against each other
         if self.check and self.eps is not None:
             draws = any(doubt.check == "random" for doubt in doubts)
             doubts += tuple(contradictions([asdict(o) for o in outcomes], draws=draws))
-        return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts, self.failed)
-
-    def _outcome(self, label: str) -> Outcome:
-        found, attack = self.found[label], self.attacks.get(label)
-        seconds = found["seconds"].sum(dim=0)
-        eps, norm = ball_of(attack)
-        stages: list[Stage] = []
-        if isinstance(attack, AutoAttack):
-            for number, search in enumerate(attack.searches, start=1):
-                stand = left(found["stage"], number).double()
-                interval = wilson_interval(stand.sum().item(), len(stand))
-                stages.append(
-                    Stage(
-                        search.name,
-                        stand.mean().item(),
-                        interval,
-                        seconds[number - 1].item(),
-                        black_box=not search.uses_gradients,
-                    )
-                )
-        return Outcome.of(
-            label,
-            found["correct"],
-            found["margin"],
-            self.labels,
-            seconds.sum().item(),
-            stages=tuple(stages),
-            broken_by=tuple(found["stage"].tolist()) if stages else (),
-            black_box=attack is not None and not attack.uses_gradients,
-            steps=None if attack is None else attack.steps,
-            eps=eps,
-            norm=norm,
-        )
+        failed = tuple(self.failed)
+        return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts, failed)
 
 
-def _raises_a_margin(attack: Attack) -> bool:
+def _raises_a_margin(attack: Attack | None) -> bool:
     """Whether it raises a margin, which is what an attack on the cross-entropy
     may be too weak for."""
     parts = attack.searches if isinstance(attack, AutoAttack) else (attack,)

@@ -6,7 +6,6 @@ import json
 import os
 import zipfile
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -24,23 +23,25 @@ from mrboost.progress import Meter
 
 from .chunk import work_of
 from .doubts import Doubt, probe
-from .inputs import Chunk
+from .inputs import Chunk, Images, count
 
 
 class Observer:
-    """Is told of each chunk, each attack on it, and what comes of that."""
+    """Is told of each chunk, and what comes of each attack on it.
+
+    ``problem`` says in the end what it could not do.
+    """
+
+    problem = ""
 
     def on_chunk(self, chunk: Chunk) -> None:
         """The attacks on this chunk are about to begin."""
 
-    def on_attack(self, label: str) -> None:
-        """This one is about to begin."""
-
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:
-        """It left this of the chunk."""
+        """This attack left that of the chunk."""
 
-    def on_failure(self, label: str) -> None:
-        """It failed, and will not be tried on further chunks; without ``clean``, none will."""
+    def on_failure(self, label: str, error: InputError) -> None:
+        """This attack failed, and is not tried on further chunks; without ``clean``, none is."""
 
     def on_end(self) -> None:
         """Everything is measured."""
@@ -52,32 +53,30 @@ class ProgressReport(Observer):
     Args:
         meter: what shows them.
         attacks: all that will run.
-        images: how many images there are, if that is known.
+        x: the images, which may tell how many they are.
     """
 
-    def __init__(self, meter: Meter, attacks: Collection[Attack], images: int | None) -> None:
+    def __init__(self, meter: Meter, attacks: Collection[Attack], x: Images) -> None:
         self._meter = meter
         self._attacks = attacks
-        self._images = images
+        self._x = x
+        self._images: int | None = None
         self._correct: dict[str, list[Tensor]] = {}
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
+            self._images = count(self._x)
             each = sum(work_of(attack, chunk.classes) for attack in (None, *self._attacks))
             self._meter.begin(None if self._images is None else self._images * each)
-
-    def on_attack(self, label: str) -> None:
-        self._meter.doing(label)
 
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:
         if chunk.number == 0 and label == "clean":  # clean images say nothing of the pace
             self._meter.skip(0)
-        correct = self._correct.setdefault(label, [])
-        correct.append(found["correct"].double())
+        self._correct.setdefault(label, []).append(found["correct"].double())
         if chunk.first + len(chunk.x) == self._images:
             self._say_done(label)
 
-    def on_failure(self, label: str) -> None:
+    def on_failure(self, label: str, error: InputError) -> None:  # noqa: ARG002
         self._meter.say(f"{label} failed")
         self._correct.pop(label, None)
 
@@ -94,16 +93,16 @@ class DoubtFinder(Observer):
     """Looks at the model on the first chunk for reasons to doubt its figures: ``doubts``."""
 
     def __init__(self, meter: Meter, eps: float, norm: str) -> None:
-        self.doubts: list[Doubt] = []
+        self.doubts: tuple[Doubt, ...] = ()
         self._meter = meter
-        self._eps = eps
-        self._norm = norm
+        self._ball = eps, norm
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
+            eps, norm = self._ball
             self._meter.doing("looking for doubts")
             self._meter.say("looking for doubts")
-            self.doubts = probe(chunk.model, chunk.x, chunk.y, eps=self._eps, norm=self._norm)
+            self.doubts = tuple(probe(chunk.model, chunk.x, chunk.y, eps=eps, norm=norm))
 
 
 class Examples(Observer):
@@ -118,27 +117,22 @@ class Examples(Observer):
     """
 
     def __init__(self, path: Path, ball: Mapping[str, object]) -> None:
-        self.problem = ""
         self._path = path
         self._ball = ball
-        self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
         self._labels: list[Tensor] = []
         self._like = np.zeros(0)
         if path.suffix not in (".safetensors", ".npz"):
             raise InputError(f"examples are written as .safetensors or .npz, got {str(path)!r}")
-        problem = ""
-        if path.is_dir():
-            problem = "it is a folder"
-        elif not path.parent.is_dir():
-            problem = "there is no such folder: make it first"
-        elif not os.access(path.parent, os.W_OK):
-            problem = "its folder may not be written to"
-        if problem:
-            raise InputError(f"cannot write examples to {str(path)!r}: {problem}")
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise InputError(
+                f"cannot write examples to {str(path)!r}: it is a folder, or would be in none that "
+                "can be written to"
+            )
 
     def close(self) -> None:
-        self._open.close()
+        for file in self._files.values():
+            file.close()
 
     def on_chunk(self, chunk: Chunk) -> None:
         self._labels.append(chunk.y)
@@ -148,18 +142,17 @@ class Examples(Observer):
         try:
             if label not in self._files:
                 file = TemporaryFile(dir=self._path.parent)  # noqa: SIM115 — ``close`` closes it
-                self._files[label] = self._open.enter_context(file)
+                self._files[label] = file
             self._files[label].write(found["adv"].contiguous().numpy().data)
         except OSError as error:  # the figures can be had all the same
             self._fail(error)
 
-    def on_failure(self, label: str) -> None:
-        self._files.pop(label, None)
-        if label == "clean":
-            self._files.clear()
+    def on_failure(self, label: str, error: InputError) -> None:  # noqa: ARG002
+        if label in self._files:
+            self._files.pop(label).close()
 
     def on_end(self) -> None:
-        if not self._files or self.problem:
+        if self.problem or "clean" not in self._files:
             return
         tensors = {"y": torch.cat(self._labels)}
         shape = (len(tensors["y"]), *self._like.shape[1:])
@@ -168,26 +161,27 @@ class Examples(Observer):
                 file.flush()
                 array = np.memmap(file, self._like.dtype, "r+", shape=shape)
                 tensors[label] = torch.from_numpy(array)
-            self._write(tensors)
+            with replacing(self._path) as temporary:
+                write = _write_npz if self._path.suffix == ".npz" else self._write_safetensors
+                write(temporary, tensors)
         except OSError as error:
             self._fail(error)
 
-    def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        with replacing(self._path) as temporary:
-            if self._path.suffix == ".npz":
-                # Not np.savez: an attack may have the name of one of its arguments
-                with zipfile.ZipFile(temporary, "w") as archive:
-                    for name, tensor in tensors.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, tensor.numpy())
-                return
-            attacks = sorted(tensors.keys() - {"clean", "y"})
-            facts = {"images": "clean and adversarial, in [0, 1]", "attacks": attacks}
-            metadata = {"facts": json.dumps(facts | dict(self._ball))}
-            try:  # not write_tensors, which copies
-                safetensors.torch.save_file(dict(tensors), temporary, metadata)
-            except safetensors.SafetensorError as error:
-                raise OSError(0, str(error)) from None
+    def _write_safetensors(self, path: Path, tensors: State) -> None:
+        attacks = sorted(tensors.keys() - {"clean", "y"})
+        facts = {"images": "clean and adversarial, in [0, 1]", "attacks": attacks, **self._ball}
+        try:  # not write_tensors, which copies
+            safetensors.torch.save_file(tensors, path, {"facts": json.dumps(facts)})
+        except safetensors.SafetensorError as error:
+            raise OSError(0, str(error)) from None
 
     def _fail(self, error: OSError) -> None:
         self.problem = f"cannot write examples to {str(self._path)!r}: {error.strerror}"
+
+
+def _write_npz(path: Path, tensors: State) -> None:
+    """Not by np.savez: an attack may have the name of one of its arguments."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, tensor in tensors.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, tensor.numpy())

@@ -11,12 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from mrboost.attacks import Attack, AutoAttack
 from mrboost.attacks.autoattack import VERSIONS
+from mrboost.attacks.base import ball_of
 from mrboost.errors import InputError
-from mrboost.files import digest
+from mrboost.files import State, digest
 
-from .doubts import Doubt
-from .statistics import Comparison, compare_points, wilson_interval, worst_case
+from .doubts import Doubt, left
+from .statistics import Comparison, Interval, compare_points, wilson_interval, worst_case
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Stage:
 
     attack: str
     accuracy: float
-    interval: tuple[float, float]
+    interval: Interval
     seconds: float
     black_box: bool = False
 
@@ -57,11 +59,11 @@ class Outcome:
 
     attack: str
     accuracy: float
-    interval: tuple[float, float]
+    interval: Interval
     margin: float
     min_margin: float
     per_class: tuple[float | None, ...]
-    class_intervals: tuple[tuple[float, float] | None, ...] = field(repr=False)
+    class_intervals: tuple[Interval | None, ...] = field(repr=False)
     seconds: float
     correct: tuple[float, ...] = field(repr=False)
     stages: tuple[Stage, ...] = ()
@@ -73,27 +75,39 @@ class Outcome:
     labels: str = field(default="", repr=False)
 
     @classmethod
-    def of(
-        cls, attack: str, correct: Tensor, margins: Tensor, y: Tensor, seconds: float, **more: Any
-    ) -> Outcome:
-        """From what is known of each point."""
-        values = correct.double()
-        classes = [values[y == k] for k in range(int(y.max()) + 1)]
+    def of(cls, label: str, found: State, y: Tensor, attack: Attack | None = None) -> Outcome:
+        """From what is known of each image, as ``Runner.run`` gives it."""
+        correct, margins = found["correct"].double(), found["margin"].double()
+        seconds = found["seconds"].sum(dim=0).tolist()
+        groups = [correct[y == k] for k in range(int(y.max()) + 1)]
+        stages: list[Stage] = []
+        for number, search in enumerate(attack.searches if isinstance(attack, AutoAttack) else ()):
+            stand = left(found["stage"], number + 1).double()
+            share, black_box = stand.mean().item(), not search.uses_gradients
+            stages.append(Stage(search.name, share, _interval(stand), seconds[number], black_box))
+        eps, norm = ball_of(attack)
         return cls(
-            attack=attack,
-            accuracy=values.mean().item(),
-            interval=wilson_interval(values.sum().item(), len(values)),
-            margin=margins.double().mean().item(),
-            min_margin=margins.double().min().item(),
-            per_class=tuple(own.mean().item() if len(own) else None for own in classes),
-            class_intervals=tuple(
-                wilson_interval(own.sum().item(), len(own)) if len(own) else None for own in classes
-            ),
-            seconds=seconds,
-            correct=tuple(correct.tolist()),
+            attack=label,
+            accuracy=correct.mean().item(),
+            interval=_interval(correct),
+            margin=margins.mean().item(),
+            min_margin=margins.min().item(),
+            per_class=tuple(one.mean().item() if len(one) else None for one in groups),
+            class_intervals=tuple(_interval(one) if len(one) else None for one in groups),
+            seconds=sum(seconds),
+            correct=tuple(found["correct"].tolist()),
+            stages=tuple(stages),
+            broken_by=tuple(found["stage"].tolist()) if stages else (),
+            black_box=attack is not None and not attack.uses_gradients,
+            steps=None if attack is None else attack.steps,
+            eps=eps,
+            norm=norm,
             labels=digest(y),
-            **more,
         )
+
+
+def _interval(correct: Tensor) -> Interval:
+    return wilson_interval(correct.sum().item(), len(correct))
 
 
 @dataclass(frozen=True)
@@ -118,52 +132,43 @@ class Evaluation:
         for outcome in self.outcomes:
             if outcome.attack == attack:
                 return outcome
-        raise KeyError(
-            f"{attack!r} was not evaluated, only {', '.join(o.attack for o in self.outcomes)}"
-        )
+        names = ", ".join(outcome.attack for outcome in self.outcomes)
+        raise KeyError(f"{attack!r} was not evaluated, only {names}")
 
     @property
-    def worst(self) -> tuple[float, tuple[float, float]]:
+    def worst(self) -> tuple[float, Interval]:
         """The accuracy over the worst attack of each point, and its interval:
         the figure to publish."""
-        if (found := worst_of(asdict(self))) is not None:
-            return found["accuracy"], found["interval"]
-        if self.failed:
+        found = worst_of(asdict(self))
+        if found is None:
             raise InputError(
-                f"there is no worst case where attacks failed: {', '.join(self.failed)}"
+                "there is no worst case where attacks failed, over different balls, or of attacks "
+                "that do not say theirs (eps and norm): evaluate each ball alone"
             )
-        raise InputError(
-            "there is no worst case over different balls, or of attacks that do not say theirs "
-            "(eps and norm): evaluate each ball alone"
-        )
+        return found["accuracy"], found["interval"]
 
     def __str__(self) -> str:
         ball = "several balls, or unknown ones"
         if self.eps is not None:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
-        width = max([14, *(len(o.attack) + 2 for o in self.outcomes)])
-        lines = [
-            f"{self.n} images, {ball}",
-            f"{'attack':<{width}}{'accuracy':>9}   "
-            f"{'95 % interval':<16}{'margin':>8}{'least':>8}{'seconds':>9}",
-        ]
-        for o in self.outcomes:
-            for stage in o.stages:
-                interval = f"{_range(stage.interval):<32}"
-                lines.append(
-                    f"  {stage.attack:<{width - 2}}{stage.accuracy:>9.2%}   "
-                    f"{interval}{stage.seconds:>9.1f}"
-                )
-            margins = f"{_short(o.margin):>8}{_short(o.min_margin):>8}"
-            interval = f"{_range(o.interval):<16}"
-            lines.append(
-                f"{o.attack:<{width}}{o.accuracy:>9.2%}   {interval}{margins}{o.seconds:>9.1f}"
-            )
-        worst = worst_of(asdict(self)) if len(self.outcomes) > 2 else None
-        if worst is not None:
-            lines.append(
-                f"{'worst case':<{width}}{worst['accuracy']:>9.2%}   {_range(worst['interval'])}"
-            )
+        width = max([14, *(len(outcome.attack) + 2 for outcome in self.outcomes)])
+
+        def row(
+            name: str, accuracy: float, interval: Interval, margins: str = "", seconds: str = ""
+        ) -> str:
+            figures = f"{accuracy:>9.2%}   {_range(interval):<16}{margins:>16}{seconds:>9}"
+            return f"{name:<{width}}{figures}".rstrip()
+
+        lines = [f"{self.n} images, {ball}"]
+        lines.append(f"{'attack':<{width}} accuracy   95 % interval     margin   least  seconds")
+        for one in self.outcomes:
+            for stage in one.stages:
+                name, seconds = f"  {stage.attack}", f"{stage.seconds:.1f}"
+                lines.append(row(name, stage.accuracy, stage.interval, seconds=seconds))
+            margins = f"{_short(one.margin):>8}{_short(one.min_margin):>8}"
+            lines.append(row(one.attack, one.accuracy, one.interval, margins, f"{one.seconds:.1f}"))
+        if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))):
+            lines.append(row("worst case", worst["accuracy"], worst["interval"]))
         if self.failed:
             lines.append(f"failed: {', '.join(self.failed)}")
         lines += [f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts]
@@ -210,19 +215,14 @@ def compare(first: Outcome, second: Outcome) -> Comparison:
     Example:
         >>> compare(one["autoattack"], other["autoattack"]).p_value  # doctest: +SKIP
     """
-    if len(first.correct) == len(second.correct) and first.labels != second.labels:
-        raise InputError(
-            "two evaluations can be compared on the same points only, and the labels of these "
-            "differ"
-        )
     found = compare_points(first.correct, second.correct)
+    if first.labels != second.labels:
+        raise InputError("two evaluations can be compared on the same points only: labels differ")
     known = [one for one in (first, second) if one.eps is not None and one.norm is not None]
     balls = [f"{one.norm} {format_eps(one.eps)}" if one.eps else "eps 0" for one in known]
     if len(set(balls)) > 1:
-        raise InputError(
-            "two evaluations can be compared in the same ball only, these are of "
-            f"{' and '.join(balls)}"
-        )
+        these = " and ".join(balls)
+        raise InputError(f"two evaluations can be compared in the same ball only, not {these}")
     return found
 
 
@@ -232,49 +232,38 @@ def same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def robustbench_summary(
-    evaluation: Evaluation,
-    *,
-    name: str,
-    dataset: str,
-    architecture: str,
-    attack: str = "autoattack",
-    **facts: object,
+    evaluation: Evaluation, *, attack: str = "autoattack", **facts: object
 ) -> dict[str, Any]:
     """An entry in the manner of RobustBench's model cards, accuracies in per cent as strings,
     with 95 % intervals.
 
     Args:
         evaluation: with AutoAttack among its attacks.
-        name, dataset, architecture: of the model.
         attack: the label of AutoAttack in the evaluation.
-        facts: added as they are: link, authors, venue, additional_data and whatever else the card
-            asks for.
+        facts: added as they are: name, dataset, architecture, link, authors, venue,
+            additional_data and whatever else the card asks for.
     """
     found = {outcome.attack: outcome for outcome in evaluation.outcomes}
     ran = [stage.attack for stage in found[attack].stages] if attack in found else []
     whole = [[part.name for part in make(8 / 255, "Linf")] for make in VERSIONS.values()]
     if attack not in found or (ran not in whole and evaluation.eps != 0):
         raise InputError(
-            f"the card's figure is that of AutoAttack, and {attack!r} is another attack or was "
-            "not evaluated: evaluate that too"
+            f"the card's figure is that of AutoAttack: {attack!r} is not, or was not evaluated"
         )
-    card: dict[str, Any] = {
-        "name": name,
-        "dataset": dataset,
-        "architecture": architecture,
-        "threat_model": evaluation.norm,
-        "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
-        "number_of_points": evaluation.n,
-        "worst_case_acc": None,
-        "unreliable": [doubt.message for doubt in evaluation.doubts],
-        **facts,
-    }
     figures = {
         "clean": (found["clean"].accuracy, found["clean"].interval),
         "autoattack": (found[attack].accuracy, found[attack].interval),
     }
     if evaluation.eps is not None and not evaluation.failed:
         figures["worst_case"] = evaluation.worst
+    card: dict[str, Any] = {
+        **facts,
+        "threat_model": evaluation.norm,
+        "eps": None if evaluation.eps is None else format_eps(evaluation.eps),
+        "number_of_points": evaluation.n,
+        "worst_case_acc": None,
+        "unreliable": [doubt.message for doubt in evaluation.doubts],
+    }
     for key, (accuracy, interval) in figures.items():
         card[f"{key}_acc"] = f"{100 * accuracy:.2f}"
         card[f"{key}_interval"] = [f"{100 * end:.2f}" for end in interval]
@@ -303,5 +292,5 @@ def _short(value: float) -> str:
     return next(text for text in texts if len(text) <= 7)
 
 
-def _range(interval: tuple[float, float]) -> str:
+def _range(interval: Interval) -> str:
     return f"{interval[0]:.2%} – {interval[1]:.2%}"

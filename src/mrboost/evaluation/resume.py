@@ -69,10 +69,7 @@ class Saved:
             write_tensors(self._folder / f"{name}.safetensors", tensors, {"of": key})
         except OSError as error:  # the figures can be had all the same
             if not self._failed:
-                note(
-                    f"note: {self._folder} does not take what is finished ({error.strerror}): "
-                    "it goes on unsaved"
-                )
+                note(f"note: {self._folder} cannot be written ({error.strerror}): going on unsaved")
             self._failed = True
 
     def drop(self, name: str) -> None:

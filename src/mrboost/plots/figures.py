@@ -27,24 +27,17 @@ T = TypeVar("T")
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#4d7c0f", "#be185d")
 
 
-def new_figure(
-    title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (5.4, 3.4)
-) -> tuple[Any, Any]:
+def new_figure(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> tuple[Any, Any]:
     """A figure with one pair of axes, in the look of all our figures."""
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = figure.add_subplot()
-    dress(axes, title, xlabel, ylabel)
-    return figure, axes
-
-
-def dress(axes: Any, title: str, xlabel: str, ylabel: str) -> None:
-    """The look of all figures."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def as_svg(figure: Any) -> str:
@@ -63,10 +56,9 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
         held_out: what the images are called in the title.
         over: ``"epoch"``, or ``"minutes"`` of training and validation.
     """
-    size = (5.4, 3.5 + 0.16 * len(metrics))  # the legend lies below
-    figure, axes = new_figure(
-        f"Training: accuracy on {held_out} images", _TIME_LABELS[over], "accuracy, %", size
-    )
+    title = f"Training: accuracy on {held_out} images"
+    height = 3.5 + 0.16 * len(metrics)  # the legend lies below
+    figure, axes = new_figure(title, _TIME_LABELS[over], "accuracy, %", height)
     for color, label, rows in _coloured(metrics):
         along = _along(rows, over)
         for key, name, style, width in (
@@ -88,10 +80,8 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
 def loss_curves(metrics: Metrics) -> str:
     """The training loss over the epochs; the heights of different recipes' losses cannot be
     compared."""
-    size = (5.4, 3.5 + 0.16 * len(metrics))  # as tall as its neighbour
-    figure, axes = new_figure(
-        "Training: loss on perturbed images", _TIME_LABELS["epoch"], "loss", size
-    )
+    height = 3.5 + 0.16 * len(metrics)  # as tall as its neighbour
+    figure, axes = new_figure("Training: loss on perturbed images", "epoch", "loss", height)
     for color, label, rows in _coloured(metrics):
         losses = [row["loss"] for row in rows]
         look = {"color": color, "lw": 1.6, "marker": _marker(rows), "ms": 4}
@@ -113,30 +103,28 @@ def _legend_below(axes: Any, *, whole_numbers: bool) -> None:
     """The legend below the axes, where it hides no line."""
     if whole_numbers:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(
-        fontsize=6.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2
-    )
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 2}
+    axes.legend(fontsize=6.5, frameon=False, **below)
 
 
 def robustness_curves(
     curves: Mapping[str, Sequence[Sequence[Any]]], trained: Sequence[float], norm: str
 ) -> str:
     """Accuracy and 95 % interval against the radius of the attack; training radii are marked."""
-    figure, axes = new_figure(
-        f"Accuracy under attacks of growing {norm} radius", "eps", "accuracy, %"
-    )
+    title = f"Accuracy under attacks of growing {norm} radius"
+    figure, axes = new_figure(title, "eps", "accuracy, %")
     for color, label, points in _coloured(curves):
         radii = [point[0] for point in points]
-        axes.plot(
-            radii, [100 * point[1] for point in points], color=color, marker="o", ms=3, label=label
+        accuracy, low, high = (
+            [100 * value for value in values]
+            for values in zip(*((point[1], *point[2]) for point in points), strict=True)
         )
-        low, high = ([100 * point[2][end] for point in points] for end in (0, 1))
+        axes.plot(radii, accuracy, color=color, marker="o", ms=3, label=label)
         axes.fill_between(radii, low, high, color=color, alpha=0.15, lw=0)
     for eps in trained:
         axes.axvline(eps, color="#777", lw=0.8, ls="--")
-        axes.annotate(
-            "training eps", (eps, 2), (3, 0), textcoords="offset points", fontsize=7, color="#555"
-        )
+        look = {"textcoords": "offset points", "fontsize": 7, "color": "#555"}
+        axes.annotate("training eps", (eps, 2), (3, 0), **look)
     axes.set_ylim(0, 101)
     axes.set_xlim(left=0)
     axes.legend(fontsize=8, frameon=False)
@@ -147,10 +135,9 @@ def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: st
     """Accuracy of the ensemble after each boosting round, clean and attacked, of the runs with
     several rounds."""
     several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
-    size = (5.4, 3.4 + 0.08 * len(several))  # the legend lies below
-    figure, axes = new_figure(
-        f"Boosting: the ensemble on {held_out} images", "members", "accuracy, %", size
-    )
+    title = f"Boosting: the ensemble on {held_out} images"
+    height = 3.4 + 0.08 * len(several)  # the legend lies below
+    figure, axes = new_figure(title, "members", "accuracy, %", height)
     for color, label, rows in _coloured(several):
         members = [row["round"] for row in rows]
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
@@ -166,15 +153,12 @@ def margin_curves(margins: Mapping[str, Sequence[float]], trained: Sequence[floa
     """The share of attacked images whose margin is at most m, against m; each run is attacked at
     its training radius."""
     radius = f"eps = {trained[0]:g}" if len(trained) == 1 else "at the training eps"
-    figure, axes = new_figure(
-        f"Margins under attack, {radius}", "margin m", "images with margin ≤ m, %"
-    )
+    title, ylabel = f"Margins under attack, {radius}", "images with margin ≤ m, %"
+    figure, axes = new_figure(title, "margin m", ylabel)
     for color, label, values in _coloured(margins):
-        ordered = sorted(values)
-        share = [100 * (i + 1) / len(ordered) for i in range(len(ordered))]
-        axes.step(
-            [-1.0, *ordered, 1.0], [0.0, *share, 100.0], where="post", color=color, label=label
-        )
+        m = [-1.0, *sorted(values), 1.0]
+        share = [100 * i / len(values) for i in range(len(values) + 1)]
+        axes.step(m, [*share, 100.0], where="post", color=color, label=label)
     axes.axvline(0, color="#777", lw=0.8, ls="--")
     axes.set_xlim(-1, 1)
     axes.set_ylim(0, 101)

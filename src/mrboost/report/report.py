@@ -6,6 +6,7 @@ is kept in the run's results.json, so that a second page is quick.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY_IMAGES = 10
 GALLERY_POOL = 200
 MOST_CLASSES = 20  # for the table by class
+HELD_OUT = {"validation": "validation", "test": "test (used for selection: optimistic)"}
 SETTINGS = (
     *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr"),
     *("step_size", "seed", "validation", "select_on", "first", "joined", "eps", "steps"),
@@ -69,32 +71,31 @@ def write_report(
         curves[label] = _curve(run, model, test, attack, progress)
         galleries.append({"label": label, **_gallery(run, model, dataset)})
     figures = _figures(runs, curves)
-    evaluated = SideBySide.of(list(runs.values()))
+    every = list(runs.values())
+    evaluated = SideBySide.of(every)
     page = render(
         Path(__file__).with_name("report.html"),
         labels=list(runs),
         config=first.config,
-        radii=dict.fromkeys(format_eps(run.config["eps"]) for run in runs.values()),
+        radii=dict.fromkeys(format_eps(run.config["eps"]) for run in every),
         dataset=dataset,
-        shape="×".join(str(size) for size in dataset.shape),
         images=len(test),
         attack=attack,
         figures=figures,
         evaluated=evaluated,
-        waiting=[run.folder for run in evaluated.without(list(runs.values()))],
+        waiting=[run.folder for run in evaluated.without(every)],
         differences_note=DIFFERENCES,
         doubts=_doubts(evaluated),
         classes=_classes(evaluated) if dataset.num_classes <= MOST_CLASSES else [],
         galleries=galleries,
         shown=GALLERY_IMAGES // 2,
-        settings=_settings(list(runs.values())),
-        command="mrboost report " + " ".join(str(run.folder) for run in runs.values()),
+        settings=_settings(every),
+        command="mrboost report " + " ".join(str(run.folder) for run in every),
         version=__version__,
     )
-    files = {Path(out): page}
-    if plots_dir is not None:
-        files |= {Path(plots_dir) / f"{name}.svg": svg for name, svg in figures.items()}
-    write_texts(files)
+    plots_in = {} if plots_dir is None else figures
+    svgs = {Path(plots_dir or "") / f"{name}.svg": svg for name, svg in plots_in.items()}
+    write_texts({Path(out): page, **svgs})
     return Path(out)
 
 
@@ -113,19 +114,13 @@ def _curve(
 ) -> dict[str, Any]:
     """Accuracy against eps and the margins under attack, kept in results.json for the next page."""
     eps, norm = run.config["eps"], run.config["norm"]
-    asked = {
-        "attack": attack,
-        "norm": norm,
-        "n": len(test),
-        "of": run.fingerprint(),
-        "images": digest(test.x, test.y),
-    }
+    of = {"of": run.fingerprint(), "images": digest(test.x, test.y)}
+    asked = {"attack": attack, "norm": norm, "n": len(test), **of}
     kept: dict[str, Any] = run.results.get("curve", {})
     if all(kept.get(key) == value for key, value in asked.items()) and len(kept["points"][0]) == 3:
         return kept
-    radii = [share * eps for share in CURVE_RADII]
-    if norm == "Linf":
-        radii = sorted({min(radius, 1.0) for radius in radii})
+    most = 1.0 if norm == "Linf" else math.inf
+    radii = {min(share * eps, most) for share in CURVE_RADII}
     x, y = test.images(), test.y
     points = robustness_curve(model, x, y, radii, attack=attack, norm=norm, progress=progress)
     margins = probability_margins(model, x, y, named(attack, eps, norm))
@@ -143,12 +138,10 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     selected = {run.config["select_on"] for run in runs.values()}
     held_out = "held-out (some of them test)"
     if len(selected) == 1:
-        names = {"validation": "validation", "test": "test (used for selection: optimistic)"}
-        held_out = names[selected.pop()]
+        held_out = HELD_OUT[selected.pop()]
     norm = next(iter(runs.values())).config["norm"]
-    points, margins = (
-        {label: curve[key] for label, curve in curves.items()} for key in ("points", "margins")
-    )
+    points = {label: curve["points"] for label, curve in curves.items()}
+    margins = {label: curve["margins"] for label, curve in curves.items()}
     figures = {
         "robustness": plots.robustness_curves(points, trained, norm),
         "margins": plots.margin_curves(margins, trained),
@@ -193,10 +186,8 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
     x_adv = PGD(eps, run.config["norm"], steps=20)(model, x, y)
     with attacked(model), torch.no_grad():
         clean, adversarial = (model(images).softmax(dim=1) for images in (x, x_adv))
-    right = clean.argmax(dim=1) == y
-    stands = adversarial.argmax(dim=1) == y
-    fell = (right & ~stands).nonzero().squeeze(1).tolist()
-    stood = (right & stands).nonzero().squeeze(1).tolist()
+    right, stands = clean.argmax(dim=1) == y, adversarial.argmax(dim=1) == y
+    fell, stood = ((right & kind).nonzero().squeeze(1).tolist() for kind in (~stands, stands))
     chosen = fell[: GALLERY_IMAGES // 2] + stood or list(range(len(x)))
     chosen = chosen[:GALLERY_IMAGES]
     noise = (x_adv - x).flatten(1)
@@ -231,14 +222,8 @@ def _settings(runs: Sequence[Run]) -> list[list[object]]:
     for run in runs:
         config = run.config | saved_options(run.config)
         config["recipe"] = run.config["recipe"]["summary"]
-        if first := run.config.get("first"):
-            config["first"] = first["run"]
-        if joined := run.config.get("joined"):
-            config["joined"] = ", ".join(part["run"] for part in joined)
+        config["first"] = (run.config.get("first") or {}).get("run")
+        config["joined"] = ", ".join(part["run"] for part in run.config.get("joined") or ())
         described.append(config)
-    lines = []
-    for key in SETTINGS:
-        values = [config.get(key) for config in described]
-        if key == "seed" or any(values):
-            lines.append([key, *values])
-    return lines
+    lines = [[key, *(config.get(key) for config in described)] for key in SETTINGS]
+    return [line for line in lines if line[0] == "seed" or any(line[1:])]

@@ -5,13 +5,7 @@ at the model itself. Each check is a function of a small record (``Tried``, ``Sa
 message or nothing.
 """
 
+from .checks import probe
 from .outcomes import AMONG_OUTCOMES, Doubt, contradictions, left
-from .probing import probe
 
-__all__ = [
-    "AMONG_OUTCOMES",
-    "Doubt",
-    "contradictions",
-    "left",
-    "probe",
-]
+__all__ = ["AMONG_OUTCOMES", "Doubt", "contradictions", "left", "probe"]

@@ -1,27 +1,36 @@
-"""The checks of a model: each gives a message about what it saw, or None.
+"""A look at a model for what makes attacks fail without making it robust: ``probe``.
 
-``CHECKS`` is the table of them. A ``Sample`` is what they look at: some clean images, the model's
-logits on them and their slopes.
+An attack may have had no gradient to follow, or too few steps. Each check of the table ``CHECKS``
+looks at a ``Sample``, some clean images with the model's logits on them and their slopes, and gives
+a message about what it saw, or None.
+
+References: Athalye et al. 2018 and Carlini et al. 2019 (signs of masked
+gradients); Croce & Hein 2020.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import PGD, Classifier, Square
-from mrboost.attacks.checks import are_probabilities
-from mrboost.attacks.model import LOW_PRECISION
+from mrboost.attacks import PGD, Classifier, Square, attacked
+from mrboost.attacks.checks import are_probabilities, check_logits
+from mrboost.attacks.model import LOW_PRECISION, networks
 from mrboost.attacks.survivors import run
-from mrboost.ensemble import Mixture
+from mrboost.devices import device_of, dtype_of
+from mrboost.ensemble import Mixture, members_of
 from mrboost.errors import NanLogitsError
 from mrboost.losses import Loss, cross_entropy, margin
+from mrboost.seeds import keep_random_state
+from mrboost.speed.memory import halved
 from mrboost.threat import ball
+
+from .outcomes import Doubt
 
 _QUERIES = 300
 
@@ -33,12 +42,90 @@ _STATISTICS = {
 }
 
 
-@dataclass(frozen=True)
+def probe(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    *,
+    eps: float = 8 / 255,
+    norm: str = "Linf",
+    n: int = 64,
+    seed: int = 0,
+) -> list[Doubt]:
+    """Reasons to doubt what attacks within ``eps`` say of ``model``, seen on ``n`` of the
+    images, evenly spaced; on fewer where there is no memory for so many.
+
+    The model is left as found. It takes about 130 forward and backward passes, at most 230, and up
+    to 300 forward ones for images that stand.
+    """
+    device = device_of(model, otherwise=x.device)
+    picked = torch.linspace(0, len(x) - 1, min(n, len(x)), dtype=torch.float64).round().long()
+    try:
+        with keep_random_state(device), torch.inference_mode(False):
+            images = x[picked.to(x.device)].detach().to(device, dtype_of(model, x.dtype), copy=True)
+            labels = y[picked.to(y.device)].to(device, copy=True)
+            as_given = _in_train_mode(model, images)
+            with attacked(model):
+                check_logits(model, images, labels)
+                return _doubts(Sample(model, images, labels, eps, norm, seed, as_given))
+    except torch.OutOfMemoryError as error:
+        fewer = halved(n, error)
+    return probe(model, x, y, eps=eps, norm=norm, n=fewer, seed=seed)
+
+
+def _doubts(sample: Sample) -> list[Doubt]:
+    """What the checks say of a model, and, if it draws no random numbers, of its members that
+    count: one without gradients leaves those of the others, which an attack on all of them then
+    follows alone."""
+    seen = _seen(sample, CHECKS)
+    doubts = [Doubt(check, message) for check, message in seen.items()]
+    members = members_of(sample.model)
+    if "random" in seen or len(members) == 1:
+        return doubts
+    for number, (member, weight) in enumerate(members, start=1):
+        if weight > 0.01:
+            alone = replace(sample, model=member, as_given=None)
+            for check, message in _seen(alone, OF_MEMBERS).items():
+                if check not in seen:
+                    of = f"Of member {number} of {len(members)}, on its own: "
+                    doubts.append(Doubt(check, of + message))
+    return doubts
+
+
+def _seen(sample: Sample, checks: Iterable[str]) -> dict[str, str]:
+    """What these checks say, by name."""
+    seen: dict[str, str] = {}
+    for name in checks:
+        check, pointless_after = CHECKS[name]
+        if seen.keys().isdisjoint(pointless_after) and (message := check(sample)):
+            seen[name] = message
+    return seen
+
+
+def _in_train_mode(model: Classifier, x: Tensor) -> Tensor | None:
+    """The logits in train mode, if the model is in it and gives any; its buffers stay."""
+    modules = [module for network in networks(model) for module in network.modules()]
+    if not any(getattr(module, "training", False) for module in modules):
+        return None  # a frozen script has no mode
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(False)]
+    try:
+        with torch.no_grad():
+            logits = model(x.clone())
+    except Exception:  # in eval mode, which counts, it may work
+        return None
+    finally:
+        for buffer, before in kept:
+            buffer.data.copy_(before)
+    return logits if isinstance(logits, Tensor) else None
+
+
+@dataclass
 class Sample:
     """A model on clean images, and the ball in which attacks are tried on it.
 
-    ``slope`` and ``ce_slope`` are the largest slopes of the margin and of the cross-entropy in any
-    pixel of an image. ``as_given`` are the logits in train mode, if the model is in it.
+    ``as_given`` are the logits in train mode, if the model is in it; ``slope`` and ``ce_slope`` the
+    largest slopes of the margin and of the cross-entropy in any pixel of an image; ``right`` says
+    which images are classified correctly.
     """
 
     model: Classifier
@@ -47,59 +134,34 @@ class Sample:
     eps: float
     norm: str
     seed: int
-    logits: Tensor
-    slope: Tensor
-    ce_slope: Tensor
-    as_given: Tensor | None
+    as_given: Tensor | None = None
 
-    @classmethod
-    def of(
-        cls,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        *,
-        eps: float,
-        norm: str,
-        seed: int,
-        as_given: Tensor | None = None,
-    ) -> Sample:
-        logits, slope = _slope(model, x, y, margin)
-        _, ce_slope = _slope(model, x, y, cross_entropy)
-        return cls(model, x, y, eps, norm, seed, logits, slope, ce_slope, as_given)
+    def __post_init__(self) -> None:
+        self.logits, self.slope = _slope(self.model, self.x, self.y, margin)
+        _, self.ce_slope = _slope(self.model, self.x, self.y, cross_entropy)
+        self.right = self.logits.argmax(dim=1) == self.y
 
-    @property
-    def right(self) -> Tensor:
-        """Which images are classified correctly."""
-        return self.logits.argmax(dim=1) == self.y
-
-    def of_right(self) -> tuple[Tensor, Tensor]:
-        """Those images and their labels."""
-        return self.x[self.right], self.y[self.right]
-
-    def withstands(self, attack: PGD) -> Tensor:
-        """Which of the correctly classified images stay so."""
-        x, y = self.of_right()
+    def withstands(self, eps: float, loss: Loss = margin) -> Tensor:
+        """Which of the correctly classified images withstand a short PGD."""
+        x, y = self.x[self.right], self.y[self.right]
+        attack = PGD(eps, self.norm, steps=20, loss=loss, seed=self.seed)
         return is_right(self.model, attack(self.model, x, y), y) if len(x) else self.right[:0]
 
     @cached_property
     def stands(self) -> Tensor:
-        """Which of the correctly classified images withstand a short PGD on the margin."""
-        return self.withstands(PGD(self.eps, self.norm, steps=20, loss=margin, seed=self.seed))
+        return self.withstands(self.eps)
 
     @cached_property
     def left(self) -> tuple[Tensor, Tensor]:
         """The images that withstand longer PGD with restarts too, and their labels."""
-        x, y = self.of_right()
-        x, y = x[self.stands], y[self.stands]
+        x, y = self.x[self.right][self.stands], self.y[self.right][self.stands]
         for restart in range(1, 4):
-            before = len(x)
-            if before == 0:
+            if len(x) == 0:
                 break
             attack = PGD(self.eps, self.norm, steps=50, loss=margin, seed=self.seed + restart)
             stand = is_right(self.model, attack(self.model, x, y), y)
             x, y = x[stand], y[stand]
-            if len(x) == before:
+            if stand.all():
                 break
         return x, y
 
@@ -125,14 +187,12 @@ def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
 def train_mode(sample: Sample) -> str | None:
     given = sample.as_given
-    if given is None or given.shape != sample.logits.shape:
-        return None
-    if not _differ(sample.logits, given, 1e-4):
+    shape = sample.logits.shape
+    if given is None or given.shape != shape or not _differ(sample.logits, given, 1e-4):
         return None
     return (
-        "This model is in train mode, and its logits are others there, but evaluation is "
-        "done in eval mode: its figures are not those of the model as given. Call model.eval() if "
-        "you use it so."
+        "This model is in train mode, and its logits are others there, but is evaluated in eval "
+        "mode: these are not the figures of the model as given. Call model.eval() if you use it so."
     )
 
 
@@ -140,9 +200,8 @@ def probabilities(sample: Sample) -> str | None:
     if not are_probabilities(sample.logits):
         return None
     return (
-        f"The model returns probabilities: on all {len(sample.y)} images the outputs are not "
-        "negative and sum to 1. Losses of logits are nearly flat in them, which weakens attacks: "
-        "return the logits, or take the logarithm."
+        "The model returns probabilities: the outputs are not negative and sum to 1. Losses of "
+        "logits are nearly flat in them: return the logits, or take the logarithm."
     )
 
 
@@ -161,9 +220,9 @@ def scaling(sample: Sample) -> str | None:
         return None
     figures = ", ".join(f"{count / n:.0%} as {name}" for name, count in found.items())
     return (
-        f"Of {n} images x in [0, 1] the model classifies {given / n:.0%} correctly, but scaled "
-        f"otherwise {figures}: it expects such a scaling, or has unsettled BatchNorm statistics. "
-        "Put the scaling inside the model, or train on."
+        f"Of {n} images x in [0, 1] {given / n:.0%} are classified correctly, but scaled otherwise "
+        f"{figures}: the model expects such a scaling, or has unsettled BatchNorm statistics. Put "
+        "the scaling inside the model, or train on."
     )
 
 
@@ -187,8 +246,8 @@ def draws(sample: Sample) -> str | None:
     if not found:
         return None
     return (
-        f"The same images ten times gave logits that differ {found[0]}: the model draws random "
-        "numbers, and an attack follows one draw's gradient. Use autoattack-rand, which averages."
+        f"The same images ten times gave logits that differ {found[0]}: an attack follows the "
+        "gradient of one draw. Use autoattack-rand, which averages."
     )
 
 
@@ -199,9 +258,8 @@ def batch(sample: Sample) -> str | None:
     if not found:
         return None
     return (
-        f"An image alone and the same image in a batch got logits that differ {found}: the answer "
-        "depends on the other images, so no accuracy is the model's own. Fix the statistics that "
-        "it takes from the batch (BatchNorm with track_running_stats=False, say)."
+        f"An image alone and the same image in a batch got logits that differ {found}: no accuracy "
+        "is the model's own. Fix the statistics that it takes from the batch (BatchNorm's, say)."
     )
 
 
@@ -222,10 +280,9 @@ def saturated(sample: Sample) -> str | None:
     if flat.sum() <= 0.1 * right:
         return None
     return (
-        f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is "
-        f"exactly flat: the true logit leads by {lead[flat].median():.3g} (median), more than the "
-        "softmax resolves. Attacks on it (fgsm, pgd, apgd-ce) fail there: trust those on margins "
-        "(cw, apgd-dlr, apgd-t), or divide the logits by a constant."
+        f"For {int(flat.sum())} of {right} correctly classified images the cross-entropy is flat: "
+        f"the true logit leads by {lead[flat].median():.3g} (median). Attacks on it (fgsm, pgd, "
+        "apgd-ce) fail: trust those on margins (cw, apgd-t), or divide the logits by a constant."
     )
 
 
@@ -242,9 +299,8 @@ def rounded(sample: Sample) -> str | None:
         return None
     return (
         f"For {int(lost.sum())} of {right} correctly classified images the true logit leads by "
-        f"{lead[lost].median():.2g} (median) beside logits of {size[lost].median():.2g}: that is "
-        "hardly more than rounding, and so are the mistakes that attacks find. Take from the "
-        "logits what they have in common, or compute in float64."
+        f"{lead[lost].median():.2g} (median) beside logits of {size[lost].median():.2g}, hardly "
+        "more than rounding. Subtract what the logits have in common, or compute in float64."
     )
 
 
@@ -256,8 +312,7 @@ def non_finite(sample: Sample) -> str | None:
         return None
     return (
         f"For {count} of {len(sample.y)} images the logits or the loss's gradient are not finite: "
-        "attacks stand still there, or end in images that are none. Look for overflow, division "
-        "by zero, roots and logarithms of zero."
+        "attacks stand still there. Look for overflow, and roots, logarithms or division of zero."
     )
 
 
@@ -267,29 +322,28 @@ def zero_gradient(sample: Sample) -> str | None:
         return None
     return (
         f"For {int(zero.sum())} of {len(zero)} images ({int((zero & sample.right).sum())} of them "
-        "classified correctly) the gradient of the margin is exactly zero: attacks by gradient "
-        "cannot move, and what they leave standing is not robust. Look for rounding or detaching; "
-        "attack a smooth version of the model, or with square."
+        "classified correctly) the gradient of the margin is exactly zero: what attacks by "
+        "gradient leave standing is not robust. Attack a smooth version of the model, or with "
+        "square."
     )
 
 
 def large_eps(sample: Sample) -> str | None:
     """Within a radius that reaches the grey image from anywhere, an attack has to break
     what that image breaks."""
-    grey = torch.full_like(sample.x[:1], 0.5)
-    reach = ball(sample.norm, 0.5).distance(grey, torch.zeros_like(grey)).item()
-    radius = max(sample.eps, reach)
-    x, y = sample.of_right()
-    if len(x) == 0:
+    grey = torch.full_like(sample.x, 0.5)
+    reach = ball(sample.norm, 0.5).distance(grey, torch.zeros_like(grey)).amax().item()
+    stands = sample.withstands(max(sample.eps, reach))
+    grey = grey[sample.right]
+    if len(grey) == 0:
         return None
-    stands = sample.withstands(PGD(radius, sample.norm, steps=20, loss=margin, seed=sample.seed))
-    missed = stands & ~is_right(sample.model, torch.full_like(x, 0.5), y)
+    missed = stands & ~is_right(sample.model, grey, sample.y[sample.right])
     if missed.sum() < max(2, 0.05 * len(sample.y)):
         return None
     return (
-        f"PGD at {sample.norm} eps {radius:.3g} leaves {int(stands.sum())} of {len(x)} correctly "
-        "classified images standing, but painting them grey, within that radius, fools the model "
-        f"on {int(missed.sum())} of them: the gradients mislead attacks. Attack a smooth version "
+        f"PGD at {sample.norm} eps {radius:.3g} leaves {int(stands.sum())} of {len(grey)} "
+        "correctly classified images standing, but painting them grey, within that radius, fools "
+        f"the model on {int(missed.sum())}: the gradients mislead attacks. Attack a smooth version "
         "of the model, or with square."
     )
 
@@ -300,7 +354,7 @@ def weak_loss(sample: Sample) -> str | None:
     is the mean over all of them."""
     if sample.eps == 0:
         return None
-    by_ce = sample.withstands(PGD(sample.eps, sample.norm, steps=20, seed=sample.seed))
+    by_ce = sample.withstands(sample.eps, cross_entropy)
     few = int((~by_ce).sum())
     more = int((by_ce & ~sample.stands).sum())
     spread = (sample.logits.amax(dim=1) - sample.logits.amin(dim=1)).median().item()
@@ -314,8 +368,8 @@ def weak_loss(sample: Sample) -> str | None:
     else:
         return None
     return (
-        f"{seen}: attacks on the cross-entropy (fgsm, pgd, apgd-ce) are weak here, as they are "
-        "where logits are small. Trust those on margins (cw, apgd-dlr, apgd-t), or autoattack."
+        f"{seen}: attacks on the cross-entropy (fgsm, pgd, apgd-ce) are weak where logits are "
+        "small. Trust those on margins (cw, apgd-t), or autoattack."
     )
 
 
@@ -330,8 +384,8 @@ def more_steps(sample: Sample) -> str | None:
         return None
     return (
         f"PGD with 20 steps breaks {few} of {len(sample.stands)} correctly classified images, "
-        f"with 50 steps and restarts {more} more: it has not converged, and the accuracy it leaves "
-        "is too high. Use autoattack, and raise steps and restarts until the figure stays."
+        f"with 50 steps and restarts {more} more: it has not converged. Use autoattack, and raise "
+        "steps and restarts until the figure stays."
     )
 
 
@@ -353,8 +407,7 @@ def squares(sample: Sample) -> str | None:
     return (
         f"The square attack with {_QUERIES} queries, which needs no gradients, breaks {broken} of "
         f"{len(x)} images that PGD with restarts leaves standing: the gradients mislead attacks. "
-        "Use autoattack, and give the worst case; better still, attack a smooth version of the "
-        "model."
+        "Use autoattack and give the worst case, or attack a smooth version of the model."
     )
 
 

@@ -1,7 +1,7 @@
 """When to doubt a robustness figure: what the outcomes of several attacks say against each other.
 
 That an attack fails is no proof of robustness. Each ``Doubt`` says what was seen, why it matters
-and what to do; an empty list means that nothing was seen, not that the figure is right. ``probing``
+and what to do; an empty list means that nothing was seen, not that the figure is right. ``checks``
 looks at the model itself.
 """
 
@@ -54,17 +54,15 @@ def contradictions(outcomes: Sequence[Mapping[str, Any]], *, draws: bool = False
     doubts: list[Doubt] = []
     tried: list[Tried] = []
     for outcome in outcomes:
-        if outcome["attack"] == "clean":
-            continue
         if outcome.get("broken_by") and outcome.get("stages"):
-            stages = _stages(outcome)
+            stages, by_gradients = _stages(outcome)
             for number, stage in enumerate(stages):  # what comes later never tried these points
                 doubts += black_box_alone(stage, stages[:number])
-            tried.append(_by_gradients(outcome))
-        elif "correct" in outcome:
+            tried.append(by_gradients)
+        elif outcome["attack"] != "clean" and "correct" in outcome:
             correct = torch.tensor(outcome["correct"], dtype=torch.float64)
-            black_box = bool(outcome.get("black_box"))
-            tried.append(Tried(outcome["attack"], correct, black_box, outcome.get("steps")))
+            blind, steps = outcome.get("black_box", False), outcome.get("steps")
+            tried.append(Tried(outcome["attack"], correct, blind, steps))
     for one in tried:
         doubts += black_box_alone(one, tried)
     for one in tried if not draws else ():
@@ -75,16 +73,13 @@ def contradictions(outcomes: Sequence[Mapping[str, Any]], *, draws: bool = False
 def black_box_alone(one: Tried, others: Sequence[Tried]) -> list[Doubt]:
     """A black-box attack breaks points that no attack by gradient breaks."""
     by_gradient = [other for other in others if not other.black_box]
-    seen = _alone(one, by_gradient, least=2, share=0.002) if one.black_box else None
-    if seen is None:
-        return []
+    seen = _alone(one, by_gradient, least=2, share=0.002) if one.black_box else ""
     message = (
-        f"{one.name} breaks {seen[0]} that every attack by gradient leaves standing (accuracy: "
-        f"{seen[1]}). It does not use the gradients of the model's answer, so they are "
-        "masked or those attacks too weak: give the worst case over all attacks, and "
+        f"{one.name} breaks {seen}. It does not use the gradients of the model's answer, so they "
+        "are masked or those attacks too weak: give the worst case over all attacks, and "
         "strengthen those by gradient."
     )
-    return [Doubt("black-box", message)]
+    return [Doubt("black-box", message)] if seen else []
 
 
 def one_step_alone(one: Tried, others: Sequence[Tried]) -> list[Doubt]:
@@ -92,48 +87,40 @@ def one_step_alone(one: Tried, others: Sequence[Tried]) -> list[Doubt]:
     may miss a point in a hundred that one step breaks."""
     long = [other for other in others if (other.steps or 0) >= MANY_STEPS and not other.black_box]
     single = one.steps == 1 and not one.black_box
-    seen = _alone(one, long, least=3, share=0.02) if single else None
-    if seen is None:
-        return []
+    seen = _alone(one, long, least=3, share=0.02) if single else ""
     message = (
-        f"{one.name}, a single step, breaks {seen[0]} that attacks of many steps leave "
-        f"standing (accuracy: {seen[1]}). Small steps lead astray where a large one does "
-        "not: gradients say little of what lies around an image. Trust attacks without "
-        "them (square, transfer), and give the worst case over all."
+        f"{one.name}, a single step, breaks {seen}. Small steps lead astray where a large one does "
+        "not: gradients say little of what lies around an image. Trust attacks without them "
+        "(square, transfer), and give the worst case over all."
     )
-    return [Doubt("one-step", message)]
+    return [Doubt("one-step", message)] if seen else []
 
 
-def _alone(
-    one: Tried, others: Sequence[Tried], *, least: int, share: float
-) -> tuple[str, str] | None:
+def _alone(one: Tried, others: Sequence[Tried], *, least: int, share: float) -> str:
     """How many points fall to this attack and to none of the others, and the accuracies of these;
-    None if few do."""
+    empty if few do."""
     if not others or len(one.correct) == 0:
-        return None
+        return ""
     standing = torch.stack([other.correct for other in others]).amin(dim=0)
     only = (standing - one.correct).clamp(min=0)
     if only.sum() < least or only.mean() <= share:
-        return None
+        return ""
+    count = f"{round(only.sum().item(), 1):g} of {len(only)} points ({only.mean():.1%})"
     figures = ", ".join(f"{other.name} {other.correct.mean():.1%}" for other in others)
-    return f"{round(only.sum().item(), 1):g} of {len(only)} points ({only.mean():.1%})", figures
+    return f"{count} that others by gradient leave standing (accuracy: {figures})"
 
 
-def _stages(outcome: Mapping[str, Any]) -> list[Tried]:
-    """Each stage of an attack, with what stood after it."""
+def _stages(outcome: Mapping[str, Any]) -> tuple[list[Tried], Tried]:
+    """Each stage of an attack with what stood after it, and those by gradient together."""
     broken_by = torch.tensor(outcome["broken_by"])
-    return [
-        Tried(stage["attack"], left(broken_by, number).double(), stage.get("black_box", False))
-        for number, stage in enumerate(outcome["stages"], start=1)
-    ]
-
-
-def _by_gradients(outcome: Mapping[str, Any]) -> Tried:
-    """What the stages by gradient broke, together."""
-    stages = enumerate(outcome["stages"], start=1)
-    blind = [number for number, stage in stages if stage.get("black_box")]
-    stand = torch.isin(torch.tensor(outcome["broken_by"]), torch.tensor([-1, *blind]))
-    return Tried(f"gradients in {outcome['attack']}", stand.double(), steps=MANY_STEPS)
+    stages, blind = [], [-1]
+    for number, stage in enumerate(outcome["stages"], start=1):
+        black_box = stage.get("black_box", False)
+        stages.append(Tried(stage["attack"], left(broken_by, number).double(), black_box))
+        if black_box:
+            blind.append(number)
+    stand = torch.isin(broken_by, torch.tensor(blind)).double()
+    return stages, Tried(f"gradients in {outcome['attack']}", stand, steps=MANY_STEPS)
 
 
 def left(broken_by: Tensor, number: int) -> Tensor:
