@@ -333,7 +333,8 @@ def large_eps(sample: Sample) -> str | None:
     what that image breaks."""
     grey = torch.full_like(sample.x, 0.5)
     reach = ball(sample.norm, 0.5).distance(grey, torch.zeros_like(grey)).amax().item()
-    stands = sample.withstands(max(sample.eps, reach))
+    radius = max(sample.eps, reach)
+    stands = sample.withstands(radius)
     grey = grey[sample.right]
     if len(grey) == 0:
         return None
