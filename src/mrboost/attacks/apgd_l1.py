@@ -27,7 +27,7 @@ from mrboost.threat import project_l1, sparse_step, wide
 if TYPE_CHECKING:
     from .apgd import APGD
 
-RADII = (3.0, 2.0, 1.0)
+_RADII = (3.0, 2.0, 1.0)
 _SHARES = (0.3, 0.3)  # of the iterations; the last phase has the rest
 _SMALLEST_STEP = 10
 _SLOWER = 1.5
@@ -35,7 +35,7 @@ _SLOWER = 1.5
 
 def evaluations(steps: int) -> int:
     """Each phase evaluates its start, too."""
-    return steps + len(RADII)
+    return sum(_lengths(steps)) + len(_RADII)
 
 
 def begin(attack: APGD, x: Tensor, keys: Tensor) -> State:
@@ -44,7 +44,7 @@ def begin(attack: APGD, x: Tensor, keys: Tensor) -> State:
     zero = x.new_zeros(len(x))
     return {
         "found": x,
-        "adv": project_l1(x + noise, x, zero + RADII[0] * attack.eps),
+        "adv": project_l1(x + noise, x, zero + _RADII[0] * attack.eps),
         "size": zero,
         "share": zero,
         "changed": zero,
@@ -54,16 +54,14 @@ def begin(attack: APGD, x: Tensor, keys: Tensor) -> State:
 def advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient: Tensor) -> State:
     """The next iterate of each lane, from the evaluation of the last one."""
     x, adv, t = state["x"], state["adv"], state["t"]
-    phases = _phases(attack.steps, t.device)
-    radius, starts, checks = (
-        column[t.clamp(max=attack.steps + len(RADII) - 1)] for column in phases
-    )
-    radius = radius.to(x.dtype) * attack.eps
+    radii, starting, checking = _phases(attack.steps, t.device)
+    now, then = (turn.clamp(max=len(radii) - 1) for turn in (t, t + 1))
+    starts, checks = starting[now], checking[now]
+    radius, next_radius = (radii[turn].to(x.dtype) * attack.eps for turn in (now, then))
     better = starts | (losses > state["best_loss"])
     best = torch.where(wide(better, adv), adv, state["best"])
     best_gradient = torch.where(wide(better, adv), gradient, state["best_gradient"])
     best_loss = torch.where(better, losses, state["best_loss"])
-
     changed = (best != x).flatten(1).sum(dim=1).to(x.dtype)
     fewer = ~starts & (changed < 0.95 * state["changed"])
     slower = torch.maximum(state["size"] / _SLOWER, radius / _SMALLEST_STEP)
@@ -74,14 +72,7 @@ def advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient:
     point = torch.where(back, best, adv)
     uphill = torch.where(back, best_gradient, gradient)
     stepped = point + sparse_step(uphill, share) * wide(size, adv)
-
-    next_starts = phases[1][(t + 1).clamp(max=attack.steps + len(RADII) - 1)] & (
-        t + 1 < evaluations(attack.steps)
-    )
-    next_radius = (
-        phases[0][(t + 1).clamp(max=attack.steps + len(RADII) - 1)].to(x.dtype) * attack.eps
-    )
-    stepped = torch.where(wide(next_starts, adv), best, stepped)
+    stepped = torch.where(wide(starting[then], adv), best, stepped)
     inside = radius <= attack.eps
     found = torch.where(
         wide(wrong, adv), adv, torch.where(wide(state["hit"], adv), state["found"], best)
@@ -100,14 +91,20 @@ def advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient:
     }
 
 
+def _lengths(steps: int) -> list[int]:
+    """The iterations of each phase."""
+    first = [math.ceil(share * steps) for share in _SHARES]
+    return [*first, max(steps - sum(first), 0)]
+
+
 @lru_cache
 def _phases(steps: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For each evaluation the radius, in units of eps; whether a phase starts there; and whether
     the step size and the share are looked at after it."""
-    lengths = [math.ceil(share * steps) for share in _SHARES]
-    lengths.append(max(steps - sum(lengths), 0))
-    radii, starts, checks = [], [], []
-    for factor, length in zip(RADII, lengths, strict=True):
+    radii: list[float] = []
+    starts: list[bool] = []
+    checks: list[bool] = []
+    for factor, length in zip(_RADII, _lengths(steps), strict=True):
         every = max(int(0.04 * length), 1)
         radii += [factor] * (length + 1)
         starts += [True] + [False] * length
