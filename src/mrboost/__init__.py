@@ -47,6 +47,7 @@ __all__ = [
     "robustness_curve",
     "tabular",
 ]
+# The modules of the names that are not modules themselves
 _HOMES = {
     "Ensemble": "ensemble",
     "Evaluation": "evaluation.result",
@@ -60,9 +61,9 @@ _HOMES = {
     "load": "runs.folder",
     "robustness_curve": "evaluation.curve",
 }
-"""The modules of the names that are not modules themselves."""
 
 _RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")
+# Modules that can also be imported by a shorter name: ``mrboost.samplers``
 _ALIASES = {
     "adaptive": "attacks.adaptive",
     "attacks.queue": "attacks.survivors",
@@ -70,7 +71,6 @@ _ALIASES = {
     "outcomes": "evaluation.result",
     **{name: f"recipes.{name}" for name in _RECIPE_PARTS},
 }
-"""Modules that can also be imported by a shorter name: ``mrboost.samplers``."""
 
 
 class _AliasFinder(MetaPathFinder, Loader):

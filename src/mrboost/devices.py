@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# How long processes wait for each other: shares of an evaluation can take unequal time
 _PATIENCE = timedelta(hours=12)
-"""How long processes wait for each other: shares of an evaluation can take unequal time."""
-_PROMPT = timedelta(seconds=30)
-"""How long they wait for what takes a moment."""
+_PROMPT = timedelta(seconds=30)  # for what takes a moment
 
 
 def under_torchrun() -> bool:

@@ -25,8 +25,7 @@ from torch import Tensor
 from .errors import InputError
 
 State = dict[str, Tensor]
-MOST_NESTED = 50
-"""Levels of a JSON value; our own files have a tenth of them."""
+MOST_NESTED = 50  # levels of a JSON value; our own files have a tenth of them
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

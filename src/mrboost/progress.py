@@ -10,10 +10,9 @@ from typing import Self
 
 from tqdm import tqdm
 
-EVERY = 60.0
-"""Seconds between two lines in a log."""
+EVERY = 60.0  # seconds between two lines in a log
+# What a line says, in the words of tqdm's ``bar_format``
 _SHARE = "{percentage:.0f}% of all, about {remaining} left"
-"""What a line says, in the words of tqdm's ``bar_format``."""
 
 
 def note(line: str) -> None:

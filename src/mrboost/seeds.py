@@ -161,8 +161,8 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
+# Where random numbers come from; None is torch's global generator.
 Randomness = torch.Generator | ImageStreams | Share | None
-"""Where random numbers come from; None is torch's global generator."""
 
 
 def random_like(kind: Callable[..., Tensor], like: Tensor, source: Randomness) -> Tensor:

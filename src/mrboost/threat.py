@@ -158,12 +158,14 @@ class L2:
 
 @dataclass(frozen=True)
 class L1:
-    """The sum of all changes is at most ``eps``: ``Σ |x' − x| <= eps``."""
+    """The sum of all changes is at most ``eps``: ``Σ |x' − x| <= eps``.
+
+    A step changes ``SHARE`` of the pixels.
+    """
 
     eps: float
     largest: ClassVar[float] = math.inf
     SHARE: ClassVar[float] = 0.05
-    """Of the pixels, those that a step changes."""
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         # Exponential variables with signs, divided by their sum and one more of them

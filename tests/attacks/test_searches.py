@@ -147,7 +147,7 @@ def test_losses_that_are_called_otherwise_than_they_look() -> None:
         Own(),
         functools.partial(base),
         lambda logits, y, **how: base(logits, y, **how),
-        torch.sub,  # built in: it has no signature to look at
+        lambda logits, y, **how: base(logits + torch.zeros(7), y, **how),  # of seven classes
     ):
         assert PGD(0.1, loss=loss).loss is loss
         assert APGD(0.1, loss=loss).loss is loss
@@ -198,21 +198,20 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         (lambda: PGD(0.1, step_size=-1.0), "step_size must be positive, got -1.0"),
         (
             lambda: APGD(0.1, targets=3, loss=mrboost.losses.margin),
-            "does not bear: got an unexpected keyword argument .other.",
+            "with this one: .* unexpected keyword argument .other.",
         ),
         (
             lambda: APGD(0.1, loss=mrboost.losses.targeted_dlr),
-            "does not bear: missing a required argument: .other.",
+            "with this one: .* missing 1 required .* .other.",
         ),
         (
             lambda: APGD(0.1, loss=nn.CrossEntropyLoss()),  # type: ignore[arg-type]
-            r"called as loss\(logits, y, reduction=…\), .* bear: .*'reduction'; .* "
-            r"mrboost.losses.cross_entropy",
+            r"called as loss\(logits, y, reduction=…\), as .*cross_entropy is; .*'reduction'",
         ),
-        (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
+        (lambda: APGD(0.1, loss="ce"), "'str' object is not callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "targets must be at least 0, got -1"),
         (lambda: Square(-1), "eps must be positive"),
-        (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
+        (lambda: APGD(0.1, "L0"), "unknown norm 'L0'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
         (
             lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)),

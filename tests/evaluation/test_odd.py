@@ -194,20 +194,18 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),  # type: ignore[arg-type]
         "at least 1, and whole, got 2.5": lambda: mrboost.evaluate(model, x, y, batch_size=2.5),  # type: ignore[arg-type]
         "it is a folder": lambda: mrboost.evaluate(model, x, y, examples=tmp_path / "folder.npz"),
-        r"of torch.float32: convert them to its own type, x.to\(torch.float16\)": lambda: FGSM(0.1)(
-            deepcopy(model).half(), x, y
-        ),
-        "takes its statistics from the batch": lambda: FGSM(0.1)(
+        "and type torch.float32: .*Half": lambda: FGSM(0.1)(deepcopy(model).half(), x, y),
+        "more than 1 value per channel": lambda: FGSM(0.1)(
             nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)), x, y
         ),
-        "compares two batches of logits": lambda: APGD(0.1, loss=kl_divergence),
+        "needs equal shapes": lambda: APGD(0.1, loss=kl_divergence),
         "images must be a batch": lambda: mrboost.evaluate(model, np.array(0.5), y),
         r"images must be a batch \(N, …\) with N labels": lambda: mrboost.evaluate(
             model, x.numpy(), np.array(1)
         ),
         "labels cannot be read as an array": lambda: mrboost.evaluate(model, x.numpy(), {1, 2}),
         r"an nn.Module or a function, got <class": lambda: mrboost.evaluate(nn.Linear, x, y),
-        "does not take images of torch.float64": lambda: mrboost.evaluate(
+        "and type torch.float64": lambda: mrboost.evaluate(
             lambda images: model(images), x.double(), y
         ),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
@@ -259,7 +257,8 @@ def test_images_that_do_not_fit_the_network_are_named_by_their_shape(
         lambda: PGD(0.1)(net.double(), x.double(), y),
     ):
         with pytest.raises(
-            InputError, match=rf"images of shape \(N, {str(shape)[1:-1].rstrip(',')}\): .* says: "
+            InputError,
+            match=rf"images of shape \(N, {str(shape)[1:-1].rstrip(',')}\) and type torch",
         ) as error:
             call()
         assert "\n" not in str(error.value)
@@ -270,7 +269,6 @@ def test_images_that_do_not_fit_the_network_are_named_by_their_shape(
 @pytest.mark.parametrize(
     "fault",
     [
-        RuntimeError("a bug of mine"),
         RuntimeError("CUDA error: an illegal memory access; the size of a block"),
         torch.OutOfMemoryError("no room for this size"),
         KeyboardInterrupt("size"),

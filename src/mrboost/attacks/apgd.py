@@ -94,7 +94,7 @@ class APGD(Aimed):
             "best_loss": zero - torch.inf,
         }
         if self.norm == "L1":
-            return state | apgd_l1.begin(self, x, keys)
+            return state | apgd_l1.begin(x, keys, self.eps)
         adv = self.start(x, keys, self.eps)
         return state | {
             "found": adv,
@@ -109,21 +109,21 @@ class APGD(Aimed):
 
     def step(self, model: Classifier, state: State) -> State:
         logits, losses, gradient = self._evaluate(model, state)
-        advance = apgd_l1.advance if self.norm == "L1" else _advance
-        return advance(self, state, mistaken(logits, state["y"]), losses, gradient)
+        wrong = mistaken(logits, state["y"])
+        if self.norm == "L1":
+            return apgd_l1.advance(state, wrong, losses, gradient, self.steps, self.eps)
+        return _advance(self, state, wrong, losses, gradient)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
         adv = state["adv"].detach().requires_grad_(True)
-        total: Tensor | None = None
+        total = torch.zeros_like(adv)
         for _ in range(self.eot):
             with torch.enable_grad():
                 logits = model(adv.clone())
                 losses = self._losses(logits, state)
-                gradient = finite(input_gradient(losses.sum(), adv), adv)
-            total = gradient if total is None else total + gradient
-        assert total is not None
-        return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
+                total = finite(input_gradient(losses.sum(), adv), adv) + total
+        return logits.detach(), losses.detach(), total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
         if self.targets == 0:

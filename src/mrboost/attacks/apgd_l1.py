@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +22,6 @@ from torch import Tensor
 from mrboost.seeds import uniform_from_keys
 from mrboost.speed.graphs import State
 from mrboost.threat import project_l1, sparse_step, wide
-
-if TYPE_CHECKING:
-    from .apgd import APGD
 
 _RADII = (3.0, 2.0, 1.0)
 _SHARES = (0.3, 0.3)  # of the iterations; the last phase has the rest
@@ -38,26 +34,28 @@ def evaluations(steps: int) -> int:
     return sum(_lengths(steps)) + len(_RADII)
 
 
-def begin(attack: APGD, x: Tensor, keys: Tensor) -> State:
+def begin(x: Tensor, keys: Tensor, eps: float) -> State:
     """A normal draw, projected on the largest ball."""
     noise = torch.erfinv(2 * uniform_from_keys(keys, x.shape[1:]).to(x.dtype) - 1) * math.sqrt(2)
     zero = x.new_zeros(len(x))
     return {
         "found": x,
-        "adv": project_l1(x + noise, x, zero + _RADII[0] * attack.eps),
+        "adv": project_l1(x + noise, x, zero + _RADII[0] * eps),
         "size": zero,
         "share": zero,
         "changed": zero,
     }
 
 
-def advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient: Tensor) -> State:
+def advance(
+    state: State, wrong: Tensor, losses: Tensor, gradient: Tensor, steps: int, eps: float
+) -> State:
     """The next iterate of each lane, from the evaluation of the last one."""
     x, adv, t = state["x"], state["adv"], state["t"]
-    radii, starting, checking = _phases(attack.steps, t.device)
+    radii, starting, checking = _phases(steps, t.device)
     now, then = (turn.clamp(max=len(radii) - 1) for turn in (t, t + 1))
     starts, checks = starting[now], checking[now]
-    radius, next_radius = (radii[turn].to(x.dtype) * attack.eps for turn in (now, then))
+    radius, next_radius = (radii[turn].to(x.dtype) * eps for turn in (now, then))
     better = starts | (losses > state["best_loss"])
     best = torch.where(wide(better, adv), adv, state["best"])
     best_gradient = torch.where(wide(better, adv), gradient, state["best_gradient"])
@@ -73,7 +71,7 @@ def advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient:
     uphill = torch.where(back, best_gradient, gradient)
     stepped = point + sparse_step(uphill, share) * wide(size, adv)
     stepped = torch.where(wide(starting[then], adv), best, stepped)
-    inside = radius <= attack.eps
+    inside = radius <= eps
     found = torch.where(
         wide(wrong, adv), adv, torch.where(wide(state["hit"], adv), state["found"], best)
     )

@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import signature
 from textwrap import shorten
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mrboost.devices import dtype_of
 from mrboost.errors import InputError, UnfitError
-from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
+from mrboost.losses import Loss
 from mrboost.seeds import keep_random_state
 
 from .model import Classifier, attacked
@@ -72,9 +69,11 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         with torch.no_grad():
             logits: object = model(torch.cat([x[:1]] * n))  # copies: a model may work in place
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        if (refusal := _refusal(error, model, x)) is None:
+        says = shorten(str(error), 240)
+        if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in says:
             raise
-        raise refusal from error
+        given = f"shape (N, {', '.join(map(str, x.shape[1:]))}) and type {x.dtype}"
+        raise UnfitError(f"the model does not take images of {given}: {says}", error) from error
     wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
     if not isinstance(logits, Tensor):
         remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
@@ -89,33 +88,6 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         known = f"0..{classes - 1} for a model of {classes} classes"
         raise InputError(f"labels must lie in {known}, got {low}..{high}")
     return classes
-
-
-# Words of an error on images that do not fit a network. For an operation on wrong shapes torch
-# raises a RuntimeError as for any other fault: only its message tells them apart.
-_ON_SHAPES = re.compile(r"\b(shapes?|sizes?|dim(ension)?s?|channels?|height|width|[1-5]D)\b", re.I)
-
-
-def _refusal(error: Exception, model: Classifier, x: Tensor) -> InputError | None:
-    """What to tell the user about an error of the model on the first image; None for an error
-    that is none of his images'."""
-    message = str(error)
-    if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in message:
-        return None
-    if "more than 1 value per channel" in message:
-        return InputError(
-            "the model takes its statistics from the batch, also in eval mode, and one image has "
-            "none: give its BatchNorm running statistics"
-        )
-    if _ON_SHAPES.search(message):
-        shape = f"(N, {', '.join(map(str, x.shape[1:]))})"
-        says = shorten(message, 240)
-        return UnfitError(f"the model does not take images of shape {shape}: {says}", error)
-    dtype = dtype_of(model, torch.float32)
-    if isinstance(error, RuntimeError) and x.dtype != dtype:
-        remedy = f"convert them to its own type, x.to({dtype})"
-        return InputError(f"the model does not take images of {x.dtype}: {remedy}")
-    return None
 
 
 def are_probabilities(logits: Tensor) -> bool:
@@ -139,22 +111,18 @@ def check_step_size(step_size: float | None) -> None:
 
 
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:
-    """Refuse a loss that does not take what an attack gives it."""
-    if loss in (kl_divergence, margin_kl_divergence):
-        raise InputError(f"{loss.__name__} compares two batches of logits: give cross_entropy")
+    """Refuse a loss that cannot be called as an attack calls it."""
     call: Callable[..., object] = loss
-    if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__:
-        call = loss.forward
-    arguments = {"reduction": "none"} | ({"other": None} if aimed else {})
+    logits, y = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)
     try:
-        signature(call, follow_wrapped=False).bind(None, None, **arguments)
-    except ValueError:  # a scripted or built-in function does not tell
-        return
-    except TypeError as error:
+        call(logits, y, reduction="none", **({"other": y} if aimed else {}))
+    except (TypeError, ValueError) as error:
         how = "logits, y, other=…, reduction=…" if aimed else "logits, y, reduction=…"
         like = "mrboost.losses." + ("targeted_dlr" if aimed else "cross_entropy")
-        problem = f"it is called as loss({how}), which this loss does not bear: {error}"
-        raise InputError(f"{problem}; give one as {like} is") from None
+        problem = f"a loss is called as loss({how}), as {like} is; with this one: {error}"
+        raise InputError(problem) from None
+    except RuntimeError:  # of one that is for other classes or another device
+        return
 
 
 def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:

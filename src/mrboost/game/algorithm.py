@@ -73,27 +73,31 @@ class Learner:
 
 @dataclass(frozen=True, eq=False)
 class Boosting:
-    """A run of MRBoost; arrays over rounds have one entry for each."""
+    """A run of MRBoost; arrays over rounds have one entry for each.
+
+    Attributes:
+        eta: η of each round's P_t.
+        choices: h_t.
+        margin: the minimum margin of Q(t), the uniform mixture of h_1 … h_t.
+        response: what h_t earns against P_t.
+        lower: the value is at least this: the best margin so far, that of ``mixture(1 +
+            margin.argmax())`` at the end.
+        upper: the value is at most this: the least best response to any P_t or their average so
+            far.
+        learner: Q(T).
+        adversary: P_avg, the mean of P_1 … P_T.
+        margins: of Q(T), at each point of S_aug.
+    """
 
     eta: Floats
-    """η of each round's P_t."""
     choices: NDArray[np.int64]
-    """h_t."""
     margin: Floats
-    """The minimum margin of Q(t), the uniform mixture of h_1 … h_t."""
     response: Floats
-    """What h_t earns against P_t."""
     lower: Floats
-    """The value is at least this: the best margin so far, that of ``mixture(1 +
-    margin.argmax())`` at the end."""
     upper: Floats
-    """The value is at most this: the least best response to any P_t or their average so far."""
     learner: Floats
-    """Q(T)."""
     adversary: Floats
-    """P_avg, the mean of P_1 … P_T."""
     margins: Floats
-    """Of Q(T), at each point of S_aug."""
 
     @property
     def concentration(self) -> float:

@@ -24,8 +24,8 @@ from mrboost.errors import InputError
 Floats = NDArray[np.float64]
 Matrix = NDArray[Any]
 
+# Entries up to which int8 is converted to float64: products are then several times faster.
 _DENSE = 1 << 24
-"""Entries up to which int8 is converted to float64: products are then several times faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,12 @@ class Payoff:
     """A game as a matrix, classifiers × points, of any finite payoffs to the learner.
 
     Large matrices of small integers (int8, as ``SAug.labels`` makes them) stay so, at an eighth of
-    the memory, and are multiplied in blocks; everything else becomes float64.
+    the memory, and are multiplied in blocks; everything else becomes float64. ``scale`` is the
+    largest absolute payoff, B in the paper's regret bound: at most 1 for hard labels.
     """
 
     matrix: Matrix
     scale: float = field(init=False)
-    """The largest absolute payoff, B in the paper's regret bound: at most 1 for hard labels."""
 
     def __init__(self, matrix: ArrayLike) -> None:
         array = np.asarray(matrix)

@@ -26,16 +26,15 @@ TOLERANCE = 1e-9  # of the largest payoff
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The value and what proves it: ``learner`` earns at least ``lower`` whatever the adversary
-    does, and against ``adversary`` no classifier earns more than ``upper``."""
+    """The value and what proves it: Q, the ``learner``'s weight for each classifier, earns at least
+    ``lower`` whatever the adversary does, and against P, the ``adversary``'s weight for each point
+    of S_aug, no classifier earns more than ``upper``."""
 
     value: float
     lower: float
     upper: float
     learner: Floats
-    """Q, one weight for each classifier."""
     adversary: Floats
-    """P, one weight for each point of S_aug."""
 
 
 def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:

@@ -16,10 +16,9 @@ from typing import Any
 
 from mrboost.errors import look_up
 
-Options = Mapping[str, Any]
-"""Options of a training, as ``boost`` takes them."""
+Options = Mapping[str, Any]  # of a training, as ``boost`` takes them
+# Row, then column, to a number. A column is named data/weights/members/measure.
 Figures = Mapping[str, Mapping[str, float]]
-"""Row, then column, to a number. A column is named data/weights/members/measure."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,9 @@ class Study:
 class Scale:
     """How much of the paper's effort is spent.
 
-    ``data``, ``models`` and ``attacks`` stand in for the paper's; ``steps`` shortens the training
-    attack. ``n`` test images are attacked, ``strong_n`` by AutoAttack; None is all of them.
-    ``check`` looks for reasons to doubt the figures.
+    ``data``, ``models`` and ``attacks`` stand in for the paper's. ``n`` test images are attacked,
+    ``strong_n`` by AutoAttack; None is all of them. ``check`` looks for reasons to doubt the
+    figures.
     """
 
     name: str
@@ -139,7 +138,6 @@ class Scale:
     attacks: Mapping[str, str] = field(default_factory=dict)
     n: int | None = None
     strong_n: int | None = None
-    steps: int | None = None
     check: bool = True
 
 

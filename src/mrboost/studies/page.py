@@ -6,7 +6,6 @@ and ``made.txt``.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -53,13 +52,13 @@ def write_page(request: Request, command: str) -> tuple[Path, Path]:
     page = {
         "study": study,
         "request": request,
-        "caveats": _caveats(request),
+        "caveats": _lines("caveats.txt", request, trained),
         "tables": [table for table in tables if table.rows],
         "plots": figures,
         "lists": {
             "Reasons to doubt these figures": doubts,
             _NOTES: study.notes,
-            "How it was made": [f"`{command}`", *_provenance(request, trained)],
+            "How it was made": [f"`{command}`", *_lines("made.txt", request, trained)],
         },
     }
     pages = out / f"{study.name}.md", out / f"{study.name}.html"
@@ -70,40 +69,32 @@ def write_page(request: Request, command: str) -> tuple[Path, Path]:
     return pages
 
 
-def _provenance(request: Request, trained: Sequence[Trained]) -> list[str]:
-    """Seeds, versions, hardware and seconds."""
-    runs = [one.run for one in trained]
-    versions = [run.config["versions"] for run in runs]
-    by_row: dict[str, dict[int, float]] = {}
-    for one in trained:
-        by_seed = by_row.setdefault(one.label, {})
-        by_seed[one.seed] = by_seed.get(one.seed, 0) + sum(one.seconds)
+def _lines(template: str, request: Request, trained: Sequence[Trained]) -> list[str]:
+    """What stands between these figures and the paper's, and how they were made."""
+    study, trainings, runs = request.study, request.trainings(), [one.run for one in trained]
+    networks = {t.options["model"] for t in trainings} - {row.model for row in study.rows}
+    made_with = [run.config["versions"] for run in runs]
+    by_row = {
+        one.label: [other for other in trained if other.label == one.label] for one in trained
+    }
     text = render(
-        _HERE / "made.txt",
+        _HERE / template,
+        request=request,
+        data=sorted({(t.data, Path(t.data).name, t.paper_data) for t in trainings}),
+        networks=sorted(networks) if networks - {study.model} else (),
+        on_test=any(t.options.get("select_on") == "test" for t in trainings),
         states=[one.training.state() for one in trained],
-        trainings=len(request.trainings()),
-        seeds=request.seeds,
-        versions=sorted({f"mrboost {v['mrboost']}, torch {v['torch']}" for v in versions}),
+        trainings=len(trainings),
+        versions=sorted({f"mrboost {v['mrboost']}, torch {v['torch']}" for v in made_with}),
         page_version=f"mrboost {__version__}, torch {torch.__version__}",
         hardware=sorted({name for run in runs for name in run.results.get("hardware", [])}),
         training=sum(sum(one.seconds) for one in trained),
         evaluation=sum(o.get("seconds", 0) for one in trained for o in one.outcomes.values()),
         shared=any("first" in run.config for run in runs),
-        by_row={row: statistics.mean(seconds.values()) for row, seconds in by_row.items()},
-    )
-    return text.splitlines()
-
-
-def _caveats(request: Request) -> list[str]:
-    """What stands between these figures and the paper's."""
-    study, trainings = request.study, request.trainings()
-    networks = {t.options["model"] for t in trainings} - {row.model for row in study.rows}
-    text = render(
-        _HERE / "caveats.txt",
-        request=request,
-        data=sorted({(t.data, Path(t.data).name, t.paper_data) for t in trainings}),
-        networks=sorted(networks) if networks - {study.model} else (),
-        on_test=any(t.options.get("select_on") == "test" for t in trainings),
+        by_row={
+            row: sum(sum(one.seconds) for one in found) / len({one.seed for one in found})
+            for row, found in by_row.items()
+        },
     )
     return text.splitlines()
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mrboost import recipes
 from mrboost.attacks import named
 from mrboost.attacks.adaptive import ON_MIXTURES
-from mrboost.data import defaults, load
+from mrboost.data import defaults
 from mrboost.data.sources import FOLDER, whole_name
 from mrboost.errors import InputError, unknown_name
 from mrboost.recipes.config import configure
@@ -125,9 +124,7 @@ class Request:
         model = row.model or study.model
         options: dict[str, Any] = {"model": scale.models.get(model, model)}
         options |= {**scale.options, **study.options, **self.options}
-        steps = options.get("steps", scale.steps)
-        if steps is not None:
-            recipe = replace(recipe, steps=steps)
+        recipe = replace(recipe, steps=options.get("steps", recipe.steps))
         # Only rows that are boosted have another number of rounds than their recipe or study
         boosted = study.staged and recipe.rounds > 1
         if not (boosted and "rounds" in options):
@@ -166,24 +163,16 @@ class Training:
         run = Run.open(self.folder)
         usual = defaults(self.data, run.config["input"]["shape"][1])
         images = run.config["train_images"]
-        asked = configure(self.recipe, self._data_as_in(run), usual, images, self.options)
+        made, data = run.config["data"], whole_name(self.data)
+        if data.startswith(FOLDER) and Path(data).name == Path(made).name:
+            data = made  # it may lie elsewhere on another machine: what counts are its images
+        asked = configure(self.recipe, data, usual, images, self.options)
         if changed := differences(run.config, asked.describe(), ignore=WITHOUT_IMAGES):
             raise InputError(
                 f"{str(self.folder)!r} has another configuration ({'; '.join(changed)}): give the "
                 "options that it was made with, or choose another --out"
             )
         return run
-
-    def _data_as_in(self, run: Run) -> str:
-        """The name of the data; that in the run, if it is another path of the same folder.
-
-        Paths may differ between machines: the images decide, if they are here.
-        """
-        asked, made = whole_name(self.data), str(run.config["data"])
-        if not (asked.startswith(FOLDER) and made.startswith(FOLDER)):
-            return asked
-        known = (None, run.config["input"]["fingerprint"])
-        return made if asked == made or _fingerprint(asked) in known else asked
 
     def trained_run(self) -> Run | None:
         """The run, if its training is finished."""
@@ -275,12 +264,6 @@ def describe_plan(trainings: Sequence[Training]) -> str:
             names = ", ".join(attacks.values())
             lines.append(f"  {weights} weights, members {members}, {images} test images: {names}")
     return "\n".join(lines)
-
-
-@cache
-def _fingerprint(folder: str) -> str | None:
-    """That of a folder's training images, if it is there."""
-    return load(folder).fingerprint() if Path(folder.removeprefix(FOLDER)).exists() else None
 
 
 def _has_results_only(run: Run) -> bool:

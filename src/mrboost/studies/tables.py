@@ -26,8 +26,7 @@ _PAIRED = (
     "with one seed): how likely so uneven a split of the images on which two rows differ would "
     "be by chance. It knows nothing of how much another training would differ."
 )
-Values = Mapping[str, Mapping[str, Sequence[float]]]
-"""Row, then column, to a number for each seed."""
+Values = Mapping[str, Mapping[str, Sequence[float]]]  # row, then column, to a number for each seed
 
 
 @dataclass(frozen=True)

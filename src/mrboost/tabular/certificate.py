@@ -26,33 +26,37 @@ BISECTIONS = 40
 @dataclass(frozen=True)
 class Certificate:
     """What is proved about points and the closed balls of radius ``eps`` (per column) around
-    them."""
+    them.
+
+    Attributes:
+        margin: the least score of the true class against any other over the ball; a tie, 0, is an
+            error.
+        kind: what ``margin`` and ``radius`` are: "exact" (stumps) or "lower bound" (trees).
+        correct: whether the prediction at the point itself is right.
+        robust: proved: the true class wins in the whole ball. With trees a point can be robust
+            though its margin, a lower bound, is negative: the search decides.
+        misled: proved: ``predict(witness)`` is wrong.
+        witness: a point of the ball where the true class loses or ties, nan where none was found.
+        radius: the largest eps that the point withstands: that of the column with the widest eps,
+            the others in proportion.
+        value: of the training set: an interval that holds the value of the game (for trees, of the
+            game on the trees grown in which the adversary answers each tree separately).
+        attainable: of the training set: the best robust accuracy that any classifier can have.
+        searched: whether witnesses were looked for; they are not in the training set's certificate
+            of trees.
+    """
 
     eps: Floats
     margin: Floats = field(repr=False)
-    """The least score of the true class against any other over the ball; a tie, 0, is an error."""
     kind: str
-    """What ``margin`` and ``radius`` are: "exact" (stumps) or "lower bound" (trees)."""
     correct: Bools = field(repr=False)
-    """The prediction at the point itself is right."""
     robust: Bools = field(repr=False)
-    """Proved: the true class wins in the whole ball. With trees a point can be robust though its
-    margin, a lower bound, is negative: the search decides."""
     misled: Bools = field(repr=False)
-    """Proved: ``predict(witness)`` is wrong."""
     witness: Floats | None = field(repr=False)
-    """A point of the ball where the true class loses or ties, nan where none was found."""
     radius: Floats | None = field(repr=False)
-    """The largest eps that the point withstands: that of the column with the widest eps, the others
-    in proportion."""
     value: tuple[float, float] | None = None
-    """Training set only: an interval that holds the value of the game (for trees, of the game on
-    the trees grown in which the adversary answers each tree separately)."""
     attainable: float | None = None
-    """Training set only: the best robust accuracy that any classifier can have there."""
     searched: bool = True
-    """Whether witnesses were looked for; they are not in the training set's certificate of
-    trees."""
 
     @property
     def accuracy(self) -> float:

@@ -28,14 +28,14 @@ MAX_SCORES = 81_000  # trees times pairs of classes by default: ten classes, 40 
 
 @dataclass(frozen=True)
 class Options:
-    """The estimator's parameters, with those that were left open decided."""
+    """The estimator's parameters, with those that were left open decided; ``nu`` is None where
+    cross-validation is to choose it, and for "smooth", which needs none."""
 
     base: str
     solver: str
     depth: int
     rounds: int
     nu: float | None
-    """None: to be chosen by cross-validation; "smooth" needs none."""
     alpha: float
     max_thresholds: int
     seed: int

@@ -93,14 +93,16 @@ def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
 
 @dataclass(frozen=True)
 class StumpModel:
-    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs)."""
+    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs).
+
+    ``stumps`` are there round after round, where the model is their votes ("hedge").
+    """
 
     cells: Cells
     values: Floats
     bias: Floats
     pairs: Pairs
     stumps: tuple[Stump, ...] = ()
-    """Round after round, where the model is their votes ("hedge")."""
     kind = "exact"
 
     @staticmethod

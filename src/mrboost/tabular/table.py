@@ -14,16 +14,19 @@ from .models import Pairs
 @dataclass(frozen=True)
 class Table:
     """Distinct rows with weights that sum to one: a row that is there twice is the same as a row of
-    weight 2."""
+    weight 2.
+
+    Attributes:
+        eps: the radius of the ball, per column.
+        points: how many rows of the given table these stand for.
+    """
 
     X: Floats
     y: Ints
     weight: Floats
     eps: Floats
-    """The radius of the ball, per column."""
     classes: int
     points: float
-    """How many rows of the given table these stand for."""
 
     @cached_property
     def pairs(self) -> Pairs:
