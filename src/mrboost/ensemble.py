@@ -30,14 +30,14 @@ class _Members(nn.Module):
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        equal = [1.0] * len(self.members)
-        if not equal:
+        count = len(self.members)
+        if count == 0:
             raise InputError("an ensemble needs at least one member, got none")
-        values = torch.as_tensor(equal if weights is None else weights, dtype=torch.float32)
-        if values.shape != (len(equal),):
-            raise InputError(f"{len(equal)} members need as many weights, got {values.tolist()}")
-        if not (values.isfinite().all() and (values >= 0).all() and values.sum() > 0):
-            raise InputError(f"weights must be finite, >= 0 and not all 0, got {values.tolist()}")
+        values = torch.as_tensor([1.0] * count if weights is None else weights).float()
+        positive = values.isfinite().all() and (values >= 0).all() and values.sum() > 0
+        if values.shape != (count,) or not positive:
+            needed = f"{count} members need as many weights, finite, >= 0 and not all 0"
+            raise InputError(f"{needed}, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())
 
     def __len__(self) -> int:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
-from mrboost.attacks.points import Points
-from mrboost.attacks.survivors import run
+from mrboost.attacks.survivors import Points, run
 from mrboost.losses import cross_entropy, dlr, targeted_dlr
 from mrboost.threat import ball
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square
-from mrboost.attacks.points import Points
-from mrboost.attacks.survivors import run
+from mrboost.attacks.survivors import Points, run
 from mrboost.threat import ball
 
 oracle = pytest.importorskip("pyautoattack", reason="needs pyautoattack, the oracle")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square
-from mrboost.attacks.points import Points, judge
-from mrboost.attacks.survivors import Hooks, run
+from mrboost.attacks.survivors import Hooks, Points, judge, run
 
 
 def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model, batch) -> None:

@@ -12,18 +12,9 @@ from torch import Tensor, nn
 
 import mrboost
 from mrboost import InputError, Mixture
-from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack, Square
+from mrboost.attacks import APGD, FAB, PGD, Attack, Square
 from mrboost.attacks.arc import ARC
 from mrboost.attacks.survivors import run
-
-
-@pytest.mark.parametrize("attack", [APGD(0.1, steps=2), AutoAttack(0.1, stages=1)])
-def test_an_attack_on_probabilities_says_that_it_is_weak(attack, undefended, batch) -> None:
-    x, y = batch[0][:4], batch[1][:4]
-    with pytest.warns(UserWarning, match="the model returns probabilities"):
-        attack(lambda images: undefended(images).softmax(dim=1), x, y)
-    # Any warning is an error here
-    attack(lambda images: undefended(images).log_softmax(dim=1), x, y)
 
 
 @pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential, lambda net: lambda x: net(x)])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mrboost import InputError, game
-from mrboost.game import payoff as payoff_module
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(4, size=6)
@@ -52,18 +51,6 @@ def test_pairs_tell_apart_example_and_false_label_but_not_the_perturbation() -> 
     names = [(S_AUG.example[z], other) for z, _, other in tuples()]
     for i, name in enumerate(names):
         assert [name == n for n in names] == list(pairs[i] == pairs)
-
-
-def test_large_integer_games_stay_small_and_multiply_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = RNG.integers(-1, 2, size=(37, 50)).astype(np.int8)
-    monkeypatch.setattr(payoff_module, "_DENSE", 800)
-    small, dense = game.Payoff(matrix), game.Payoff(matrix.astype(float))
-    assert small.matrix.dtype == np.int8
-    p, q = RNG.dirichlet(np.ones(50)), RNG.dirichlet(np.ones(37))
-    np.testing.assert_allclose(small.expected(p), dense.expected(p), atol=1e-15)
-    np.testing.assert_allclose(small.margins(q), dense.margins(q), atol=1e-15)
-    np.testing.assert_allclose(game.solve(small).value, game.solve(dense).value, atol=1e-12)
-    assert game.mrboost(small, 50).lower[-1] <= game.solve(dense).value + 1e-12
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,13 @@ left standing. They run on a fast copy of the model; what they find is judged by
 
 ===================  ==================================================================
 ``base.py``          the base classes
-``model.py``         the model: put into eval mode and left as it was; its gradients
-``checks.py``        what is refused before anything is computed
+``model.py``         the model: what is refused, eval mode and back, its gradients
 ``pgd.py``           FGSM, PGD, CW
 ``apgd.py``          the searches
 ``fab.py``
 ``square.py``
-``survivors.py``     what searches share; which image is in which row of the batch, and when
-``points.py``        what is known of each image, judged by the model
+``survivors.py``     what searches share: which image is in which row of the batch, and when;
+                     what is known of each image, judged by the model
 ``autoattack.py``    several searches in turn
 ``arc.py``           the attack on randomised classifiers
 ``adaptive.py``      the attacks that fit a model, some with what fools another

@@ -46,18 +46,11 @@ class Transfer(Attack):
     source: Classifier
     own: bool = False
 
-    @property
-    def uses_gradients(self) -> bool:  # type: ignore[override]
-        """Whether they are made with gradients of the model that they are shown to."""
-        return self.own and as_attack(self.attack).uses_gradients
-
-    @property
-    def eps(self) -> float | None:  # type: ignore[override]
-        return as_attack(self.attack).eps
-
-    @property
-    def norm(self) -> str | None:  # type: ignore[override]
-        return as_attack(self.attack).norm
+    def __post_init__(self) -> None:
+        made_by = as_attack(self.attack)
+        object.__setattr__(self, "eps", made_by.eps)
+        object.__setattr__(self, "norm", made_by.norm)
+        object.__setattr__(self, "uses_gradients", self.own and made_by.uses_gradients)
 
     def work(self, classes: int) -> int:
         return as_attack(self.attack).work(classes)

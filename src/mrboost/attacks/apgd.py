@@ -29,10 +29,9 @@ from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
 from . import apgd_l1
-from .checks import check_loss, loss_suffix
+from .base import check_loss, loss_suffix
 from .model import Classifier, finite, input_gradient
-from .points import mistaken
-from .survivors import Aimed
+from .survivors import Aimed, mistaken
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.threat import Threat, wide
 
-from .base import InBall
-from .checks import check_step_size, checked
-from .model import Classifier, column_gradients
+from .base import InBall, check_step_size
+from .model import Classifier, checked, column_gradients
 
 _BEYOND = 0.05  # how far to step behind a face, in units of eps
 

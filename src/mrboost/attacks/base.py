@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mrboost.errors import InputError
+from mrboost.losses import Loss
 from mrboost.threat import Threat, ball
 
 from .model import Classifier
@@ -127,3 +128,33 @@ def ball_of(attack: object) -> tuple[float | None, str | None]:
     except (TypeError, ValueError, RuntimeError):  # one for each channel, say
         eps = None
     return eps, None if norm is None else str(norm)
+
+
+def check_step_size(step_size: float | None) -> None:
+    """Refuse a step that does not go forward."""
+    if step_size is not None and not step_size > 0:
+        raise InputError(f"step_size must be positive, got {step_size!r}: leave it out for eps/4")
+
+
+def check_loss(loss: Loss, *, aimed: bool = False) -> None:
+    """Refuse a loss that cannot be called as an attack calls it."""
+    call: Callable[..., object] = loss
+    logits, y = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)
+    try:
+        call(logits, y, reduction="none", **({"other": y} if aimed else {}))
+    except (TypeError, ValueError) as error:
+        how = "logits, y, other=…, reduction=…" if aimed else "logits, y, reduction=…"
+        like = "mrboost.losses." + ("targeted_dlr" if aimed else "cross_entropy")
+        problem = f"a loss is called as loss({how}), as {like} is; with this one: {error}"
+        raise InputError(problem) from None
+    except RuntimeError:  # of one that is for other classes or another device
+        return
+
+
+def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:
+    """What a loss adds to an attack's name: ``-mce``, say; nothing for the ``plain`` one."""
+    name = getattr(loss, "__name__", "loss")
+    if name == plain:
+        return ""
+    short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
+    return f"-{short.get(name, name)}"

@@ -25,8 +25,7 @@ from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
 from .model import Classifier, check_gradient, column_gradients, finite, input_gradient
-from .points import mistaken
-from .survivors import Aimed
+from .survivors import Aimed, mistaken
 
 
 @dataclass(frozen=True)

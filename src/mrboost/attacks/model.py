@@ -1,21 +1,25 @@
-"""The model under attack: how it is put into eval mode and left as it was, and its gradients in the
-images.
+"""The model under attack: what is refused before anything is computed, how it is put into eval mode
+and left as it was, and its gradients in the images.
 
-Of a function, the networks that it holds or names are put into eval mode too.
+Of a function, the networks that it holds or names are put into eval mode too. ``checked`` is the
+block in which every attack of ours runs.
 """
 
 from __future__ import annotations
 
 import dis
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from textwrap import shorten
 from types import CellType, CodeType, FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, UnfitError
+from mrboost.seeds import keep_random_state
 
 Classifier = Callable[[Tensor], Tensor]
 # Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function.
@@ -103,6 +107,81 @@ def _global_names(code: CodeType) -> set[str]:
     names = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
     return names.union(*inner)
+
+
+@contextmanager
+def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """A block in which a model is attacked, and which leaves it and the random state as they were.
+
+    Gives copies of the images and labels, and the number of classes; refuses what cannot be
+    attacked.
+    """
+    check_batch(x, y)
+    with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
+        x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
+        yield x, y, check_logits(model, x, y)
+
+
+def check_batch(x: Tensor, y: Tensor) -> None:
+    """Refuse what is not a batch of images in [0, 1] with integer labels."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
+    if not x.is_floating_point():
+        raise InputError(f"images must be floating point, got {x.dtype}: divide uint8 by 255")
+    if x.ndim < 2 or len(x) == 0:
+        shape = tuple(x.shape)
+        raise InputError(f"images must be a batch (N, …) of at least one, got shape {shape}")
+    if y.shape != x.shape[:1]:
+        raise InputError(f"labels must have shape ({len(x)},), one each, got {tuple(y.shape)}")
+    if y.dtype != torch.int64:
+        raise InputError(f"labels must be int64 class indices, got {y.dtype}: convert with .long()")
+    low, high = (bound.item() for bound in x.aminmax())
+    if not (low >= 0 and high <= 1):  # also false for NaN
+        problem = f"span [{low:.4g}, {high:.4g}]: rescale them, normalise inside the model"
+        if math.isnan(low):
+            problem = "contain NaN: replace them"
+        elif max(-low, high - 1) < 1e-3:
+            problem = f"go beyond it by {max(-low, high - 1):.2g}: clamp them, as x.clamp(0, 1)"
+        raise InputError(f"images must lie in [0, 1], these {problem}")
+
+
+def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
+    """The number K of classes; refuses a model that does not answer the first image with logits
+    ``(1, K)``, and labels beyond K."""
+    if not callable(model) or isinstance(model, type):
+        problem = f"a model is an nn.Module or a function, got {model!r}"
+        raise InputError(f"{problem}: mrboost.load(folder) loads a run's")
+    # Of images without channels two: a convolution would take one for an image without a batch.
+    n = 2 if x.ndim == 3 else 1
+    try:
+        with torch.no_grad():
+            logits: object = model(torch.cat([x[:1]] * n))  # copies: a model may work in place
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        says = shorten(str(error), 240)
+        if isinstance(error, InputError | torch.OutOfMemoryError) or "CUDA" in says:
+            raise
+        given = f"shape (N, {', '.join(map(str, x.shape[1:]))}) and type {x.dtype}"
+        raise UnfitError(f"the model does not take images of {given}: {says}", error) from error
+    wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
+    if not isinstance(logits, Tensor):
+        remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
+        raise InputError(f"{wanted} {type(logits).__name__}{remedy}")
+    if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
+        raise InputError(f"{wanted} {tuple(logits.shape)}")
+    if not logits.is_floating_point():
+        raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
+    classes = logits.shape[1]
+    low, high = y.min().item(), y.max().item()
+    if low < 0 or high >= classes:
+        known = f"0..{classes - 1} for a model of {classes} classes"
+        raise InputError(f"labels must lie in {known}, got {low}..{high}")
+    return classes
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether all rows look like probabilities: none negative, and a sum of one."""
+    slack = max(1e-3, 8 * torch.finfo(logits.dtype).eps)
+    return not (logits < 0).any() and bool(((logits.sum(dim=1) - 1).abs() < slack).all())
 
 
 def input_gradient(value: Tensor, x: Tensor) -> Tensor:

@@ -28,9 +28,8 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, wide
 
-from .base import InBall
-from .checks import check_loss, check_step_size, checked, loss_suffix
-from .model import Classifier, input_gradient
+from .base import InBall, check_loss, check_step_size, loss_suffix
+from .model import Classifier, checked, input_gradient
 
 # Images ``(N, …)`` to one value per example, which the attack raises.
 Objective = Callable[[Tensor], Tensor]

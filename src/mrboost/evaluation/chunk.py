@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, AutoAttack, Search
-from mrboost.attacks.points import Points
-from mrboost.attacks.survivors import Hooks, run, seed_of
+from mrboost.attacks.survivors import Hooks, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
 from mrboost.errors import UnfitError
 from mrboost.files import State

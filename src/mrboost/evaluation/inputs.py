@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mrboost.attacks import Classifier, attacked
-from mrboost.attacks.checks import check_batch, check_logits
-from mrboost.attacks.model import LOW_PRECISION, Rounded
+from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
 from mrboost.data import Split, as_tensors
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture

@@ -24,17 +24,13 @@ from mrboost.errors import InputError
 Floats = NDArray[np.float64]
 Matrix = NDArray[Any]
 
-# Entries up to which int8 is converted to float64: products are then several times faster.
-_DENSE = 1 << 24
-
 
 @dataclass(frozen=True, eq=False)
 class Payoff:
     """A game as a matrix, classifiers × points, of any finite payoffs to the learner.
 
-    Large matrices of small integers (int8, as ``SAug.labels`` makes them) stay so, at an eighth of
-    the memory, and are multiplied in blocks; everything else becomes float64. ``scale`` is the
-    largest absolute payoff, B in the paper's regret bound: at most 1 for hard labels.
+    ``scale`` is the largest absolute payoff, B in the paper's regret bound: at most 1 for hard
+    labels.
     """
 
     matrix: Matrix
@@ -47,15 +43,13 @@ class Payoff:
             raise InputError(f"a game needs at least one classifier and one point, {given}")
         if array.dtype.kind not in "biuf":
             raise InputError(f"payoffs must be real numbers, got an array of {array.dtype}")
-        if array.dtype != np.int8 or array.size <= _DENSE:
-            array = array.astype(np.float64)
-            if not np.isfinite(array).all():
-                h, i = np.argwhere(~np.isfinite(array))[0]
-                where = f"got {array[h, i]} for classifier {h} at point {i}"
-                raise InputError(f"payoffs must be finite, {where}")
+        array = array.astype(np.float64)
+        if not np.isfinite(array).all():
+            h, i = np.argwhere(~np.isfinite(array))[0]
+            where = f"got {array[h, i]} for classifier {h} at point {i}"
+            raise InputError(f"payoffs must be finite, {where}")
         object.__setattr__(self, "matrix", array)
-        largest = max(abs(float(array.max())), abs(float(array.min())))
-        object.__setattr__(self, "scale", largest)
+        object.__setattr__(self, "scale", max(float(array.max()), -float(array.min())))
 
     @property
     def classifiers(self) -> int:
@@ -68,20 +62,16 @@ class Payoff:
 
     def row(self, classifier: int) -> Floats:
         """What one classifier earns at each point."""
-        return np.asarray(self.matrix[classifier], dtype=np.float64)
+        return np.asarray(self.matrix[classifier])
 
     def expected(self, adversary: Floats) -> Floats:
         """What each classifier earns in expectation over P."""
-        if self.matrix.dtype == np.float64:
-            return np.asarray(self.matrix @ adversary)
-        height = max(1, (_DENSE >> 2) // self.points)
-        blocks = np.split(self.matrix, range(height, self.classifiers, height))
-        return np.concatenate([block.astype(np.float64) @ adversary for block in blocks])
+        return np.asarray(self.matrix @ adversary)
 
     def margins(self, learner: Floats) -> Floats:
         """What the mixture Q earns at each point: [h_Q(x+δ)]_y − [h_Q(x+δ)]_{y'}."""
         used = np.flatnonzero(learner)
-        return np.asarray(learner[used] @ self.matrix[used].astype(np.float64, copy=False))
+        return np.asarray(learner[used] @ self.matrix[used])
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier, Square, attacked
-from mrboost.attacks.checks import are_probabilities, check_logits
-from mrboost.attacks.model import LOW_PRECISION, networks
+from mrboost.attacks.model import LOW_PRECISION, are_probabilities, check_logits, networks
 from mrboost.attacks.survivors import run
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture, members_of
