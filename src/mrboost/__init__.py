@@ -27,26 +27,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Ensemble",
-    "Evaluation",
-    "InputError",
-    "Mixture",
-    "Recipe",
-    "attacks",
-    "boost",
-    "compare",
-    "data",
-    "evaluate",
-    "game",
-    "join",
-    "load",
-    "losses",
-    "models",
-    "recipes",
-    "robustness_curve",
-    "tabular",
-]
+__all__ = ["Ensemble", "Evaluation", "InputError", "Mixture", "Recipe", "attacks", "boost"]
+__all__ += ["compare", "data", "evaluate", "game", "join", "load", "losses", "models", "recipes"]
+__all__ += ["robustness_curve", "tabular"]
 # The modules of the names that are not modules themselves
 _HOMES = {
     "Ensemble": "ensemble",

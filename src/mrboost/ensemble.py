@@ -87,10 +87,8 @@ class Mixture(_Members):
         """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
         inner = model.modules() if isinstance(model, nn.Module) else ()
         if any(isinstance(part, cls) for part in inner if part is not model):
-            raise InputError(
-                f"a Mixture inside {type(model).__name__} would be judged by mean probabilities: "
-                "give all members, each with what is around it, to one Mixture"
-            )
+            inside = f"a Mixture inside {type(model).__name__} would answer by mean probabilities"
+            raise InputError(f"{inside}: give members, with what is around them, to one Mixture")
 
     def expected_correct(self, x: Tensor, y: Tensor) -> Tensor:
         """The probability that the drawn member is right, for each example."""

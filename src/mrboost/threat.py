@@ -3,8 +3,8 @@ r"""Threat models: what the adversary may do to an image.
 A threat is a norm ball around the clean image intersected with the box [0, 1] of valid images. All
 that attacks need of a norm is here, as pure functions of tensors ``(N, …)``: a uniform draw from
 the ball, the step of a given length that raises a linear function most (steepest ascent), the
-projection back into ball and box, and what ``FAB`` and the searches ask for. Another norm is
-another class, and its line in ``_NORMS``.
+projection back into ball and box, and what ``FAB`` and the searches ask for. ``Linf`` says what
+each method gives. Another norm is another class, and its name in ``Threat`` and ``_NORMS``.
 
 =======  ======================  ==========================================
 norm     steepest ascent step    ball
@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,19 +34,16 @@ from .errors import InputError, look_up
 from .seeds import Randomness, random_like
 
 
-class Threat(Protocol):
-    """A norm ball of radius ``eps`` around an image, intersected with the box [0, 1].
+@dataclass(frozen=True)
+class Linf:
+    """The largest change of any pixel is at most ``eps``: ``max |x' − x| <= eps``.
 
-    Images ``x`` are ``(N, …)``. Implemented by ``Linf``, ``L2`` and ``L1``; ``ball`` makes one by
-    name.
+    Attributes:
+        largest: the largest radius that makes sense for images in [0, 1].
     """
 
-    @property
-    def eps(self) -> float: ...
-
-    @property
-    def largest(self) -> float:
-        """The largest radius that makes sense for images in [0, 1]."""
+    eps: float
+    largest: ClassVar[float] = 1.0
 
     def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
         """A perturbation (not an image) drawn uniformly from the ball, which may leave the box.
@@ -55,17 +52,21 @@ class Threat(Protocol):
             x: images, for the shape.
             source: of the random numbers.
         """
+        return random_like(torch.rand, x, source).mul_(2).sub_(1).mul_(self.eps)
 
     def step(self, gradient: Tensor, size: float) -> Tensor:
         """The perturbation of length ``size`` in this norm along which a function with this
         gradient rises most; zero where the gradient is."""
+        return gradient.sign() * size
 
     def slope(self, gradient: Tensor) -> Tensor:
         """How much such a function rises along the steepest step of length 1, ``(N,)``: the dual
         norm."""
+        return gradient.flatten(1).abs().sum(dim=1)
 
     def direction(self, draw: Tensor) -> Tensor:
         """A random direction, of any length, from numbers drawn uniformly from (−1, 1)."""
+        return draw
 
     def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
         """The move of least length in this norm that changes a linear function by ``change``.
@@ -78,40 +79,14 @@ class Threat(Protocol):
         Returns:
             The move; where the box does not allow the whole change, one that changes most.
         """
-
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """An image in the ball around ``x`` and in the box: ``x_adv`` itself, if it is one."""
-
-    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The length of ``x_adv − x`` in this norm, ``(N,)``."""
-
-
-@dataclass(frozen=True)
-class Linf:
-    """The largest change of any pixel is at most ``eps``: ``max |x' − x| <= eps``."""
-
-    eps: float
-    largest: ClassVar[float] = 1.0
-
-    def uniform(self, x: Tensor, source: Randomness = None) -> Tensor:
-        return random_like(torch.rand, x, source).mul_(2).sub_(1).mul_(self.eps)
-
-    def step(self, gradient: Tensor, size: float) -> Tensor:
-        return gradient.sign() * size
-
-    def slope(self, gradient: Tensor) -> Tensor:
-        return gradient.flatten(1).abs().sum(dim=1)
-
-    def direction(self, draw: Tensor) -> Tensor:
-        return draw
-
-    def shortest(self, start: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
         return _spread_evenly(start, gradient, change, gradient.new_ones(1, 1))
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """An image in the ball around ``x`` and in the box: ``x_adv`` itself, if it is one."""
         return torch.clamp(x_adv, (x - self.eps).clamp_(min=0), (x + self.eps).clamp_(max=1))
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """The length of ``x_adv − x`` in this norm, ``(N,)``."""
         return (x_adv - x).abs().flatten(1).amax(dim=1)
 
 
@@ -252,6 +227,8 @@ def project_l1(x_adv: Tensor, x: Tensor, radius: Tensor) -> Tensor:
     return (x + (delta.sign() * left).view_as(x)).clamp(0, 1)
 
 
+# A ball of radius ``eps`` around an image, intersected with the box [0, 1]; ``ball`` makes one
+Threat = Linf | L2 | L1
 _NORMS: dict[str, Callable[[float], Threat]] = {"Linf": Linf, "L2": L2, "L1": L1}
 
 

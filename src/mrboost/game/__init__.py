@@ -19,19 +19,6 @@ from .conditions import (
 from .payoff import Payoff, SAug
 from .value import Solution, solve
 
-__all__ = [
-    "Boosting",
-    "Condition",
-    "Learner",
-    "Payoff",
-    "SAug",
-    "Solution",
-    "mrboost",
-    "proposition_example",
-    "regret_bound",
-    "robboost_weak_learning",
-    "solve",
-    "theorem_bound",
-    "weak_learning",
-    "worst_perturbation",
-]
+__all__ = ["Boosting", "Condition", "Learner", "Payoff", "SAug", "Solution", "mrboost"]
+__all__ += ["proposition_example", "regret_bound", "robboost_weak_learning", "solve"]
+__all__ += ["theorem_bound", "weak_learning", "worst_perturbation"]

@@ -79,17 +79,6 @@ __all__ = ["RECIPES", "Recipe", "get"]
 __all__ += ["AT", "AT2", "AT_AWP", "AT_MCE", "AWP_MCE", "DEEPER", "GAIR", "GAIR_MCE", "MART"]
 __all__ += ["MART_MCE", "MART_MCE_PERTURBED", "MRBOOST", "MRBOOST_STRONG", "PINOT", "ROBBOOST"]
 __all__ += ["SNAPSHOTS", "STRONG", "TRADES", "TRADES_MCE", "WIDER"]
-__all__ += [
-    "All",
-    "Diverge",
-    "Drawn",
-    "Exp",
-    "Geometry",
-    "Learner",
-    "Max",
-    "Past",
-    "Rnd",
-    "Sampler",
-]
+__all__ += ["All", "Diverge", "Drawn", "Exp", "Geometry", "Learner", "Max", "Past", "Rnd"]
 __all__ += ["Ind", "Mart", "Objective", "OnPairs", "OnPerturbed", "Scope", "Trades", "Whole"]
-__all__ += ["AWP", "Init", "OneCycle", "PerInit", "Piecewise", "RndInit", "Schedule"]
+__all__ += ["AWP", "Init", "OneCycle", "PerInit", "Piecewise", "RndInit", "Sampler", "Schedule"]

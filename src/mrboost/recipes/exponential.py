@@ -92,16 +92,12 @@ class Exp:
     def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
         """Refuse what these draws cannot follow."""
         if options.get("norm", "Linf") != "Linf":
-            raise InputError(
-                f"{recipe.name!r} draws from Linf balls: leave norm out, or use mrboost"
-            )
+            raise InputError(f"{recipe.name!r} draws from Linf balls: leave norm out")
         if options.get("steps", recipe.steps) != recipe.steps:
             raise InputError(f"{recipe.name!r} has moves of its own: leave steps out")
 
     def __call__(self, turn: Turn) -> Sample:
         x, y, eps, generator = turn.x, turn.y, turn.attack.eps, turn.generator
-        if turn.attack.norm != "Linf":
-            raise InputError(f"Exp draws from Linf balls, the run has norm {turn.attack.norm!r}")
         victims = turn.victims(self.aggressive)
         eta = self.eta if victims else 0.0  # with nobody to attack, P_1 is uniform
         networks = victims or [turn.learner]

@@ -73,9 +73,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for part, needed in (("sampler", "joint"), ("schedule", "settled")):
             if not hasattr(getattr(self, part), needed):
-                raise InputError(
-                    f"{part} of recipe {self.name!r} has no attribute {needed!r}: give it one"
-                )
+                problem = f"{part} of recipe {self.name!r} has no attribute {needed!r}"
+                raise InputError(f"{problem}: give it one")
         if not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
         if self.ema is not None and not 0 < self.ema < 1:

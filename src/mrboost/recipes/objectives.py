@@ -125,10 +125,8 @@ class OnPairs:
     def check_options(self, recipe: Any, options: Mapping[str, Any]) -> None:
         """Refuse images with two labels."""
         if options.get("cutmix", recipe.cutmix):
-            raise InputError(
-                f"cutmix gives images two labels, and recipe {recipe.name!r} chooses one false "
-                "label for each: leave it out, or take mrboost"
-            )
+            chooses = f"recipe {recipe.name!r} chooses one false label for each"
+            raise InputError(f"cutmix gives images two labels, and {chooses}: leave it out")
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         assert sample.other is not None, "this objective needs a sampler that chooses a false label"

@@ -27,14 +27,7 @@ from mrboost.ensemble import Ensemble, Mixture
 from mrboost.seeds import keep_random_state, random_state
 from mrboost.threat import wide
 
-from .fusing import (
-    fold_batch_norm,
-    fuse_norm_relu,
-    fuse_relu,
-    fuse_sums,
-    pool_before_relu,
-    thin_inputs,
-)
+from . import fusing
 
 Model = Callable[[Tensor], Tensor]
 Answer = tuple[Tensor, Tensor]  # logits, and a gradient in the images
@@ -46,8 +39,12 @@ _SAMPLE = 8
 _LARGEST_GRADIENT = 64.0
 # Passes over the traced network, the fastest first; the others are for networks that these do not
 # suit.
-_CPU_PASSES: Sequence[Sequence[Pass]] = ((pool_before_relu, thin_inputs), ())
-_CUDA_PASSES: Sequence[Sequence[Pass]] = ((fuse_relu, fuse_sums, fuse_norm_relu), (fuse_relu,), ())
+_CPU_PASSES: Sequence[Sequence[Pass]] = ((fusing.pool_before_relu, fusing.thin_inputs), ())
+_CUDA_PASSES: Sequence[Sequence[Pass]] = (
+    (fusing.fuse_relu, fusing.fuse_sums, fusing.fuse_norm_relu),
+    (fusing.fuse_relu,),
+    (),
+)
 
 
 def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
@@ -161,7 +158,7 @@ class Copy(nn.Module):
             # A hook that watches would see the tracing; ``quick`` sees one that changes answers.
             part._forward_hooks.clear()
         network = fx.symbolic_trace(network)
-        folded = fold_batch_norm(network)
+        folded = fusing.fold_batch_norm(network)
         for one in passes:
             one(network)
         network.recompile()

@@ -11,19 +11,5 @@ from .page import listing, write_page
 from .plan import Request, Training, choose, describe_plan
 from .run import carry_out
 
-__all__ = [
-    "SCALES",
-    "STUDIES",
-    "Request",
-    "Row",
-    "Scale",
-    "Study",
-    "Training",
-    "carry_out",
-    "choose",
-    "describe_plan",
-    "get",
-    "get_scale",
-    "listing",
-    "write_page",
-]
+__all__ = ["SCALES", "STUDIES", "Request", "Row", "Scale", "Study", "Training", "carry_out"]
+__all__ += ["choose", "describe_plan", "get", "get_scale", "listing", "write_page"]

@@ -168,10 +168,8 @@ class Training:
             data = made  # it may lie elsewhere on another machine: what counts are its images
         asked = configure(self.recipe, data, usual, images, self.options)
         if changed := differences(run.config, asked.describe(), ignore=WITHOUT_IMAGES):
-            raise InputError(
-                f"{str(self.folder)!r} has another configuration ({'; '.join(changed)}): give the "
-                "options that it was made with, or choose another --out"
-            )
+            problem = f"{str(self.folder)!r} has another configuration ({'; '.join(changed)})"
+            raise InputError(f"{problem}: give the options of its making, or another --out")
         return run
 
     def trained_run(self) -> Run | None:

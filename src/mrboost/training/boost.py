@@ -216,9 +216,7 @@ def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
         logits = learner(given)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (2, dataset.num_classes):
-        raise InputError(
-            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
-            f"of {dataset.name}, it gave {shape}: check the function that was registered"
-        )
+        wanted = f"(2, {dataset.num_classes}) for 2 images of {dataset.name}"
+        raise InputError(f"model {name!r} must return logits of shape {wanted}, it gave {shape}")
     if not torch.equal(given, images):
         raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")

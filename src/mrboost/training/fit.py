@@ -154,11 +154,9 @@ def _train_epoch(
             if last:
                 finite &= all(bool(p.isfinite().all()) for p in state.learner.parameters())
             if not finite:
-                raise InputError(
-                    "training diverged: the loss or a weight became NaN or infinite in round "
-                    f"{round_}, epoch {state.epoch + 1}, by step {index + 1}; the run folder keeps "
-                    "the last whole epoch: start a new run, in another folder, with a lower lr"
-                )
+                where = f"round {round_}, epoch {state.epoch + 1}, by step {index + 1}"
+                problem = f"training diverged: the loss or a weight is not finite in {where}"
+                raise InputError(f"{problem}: start a new run, in another folder, with a lower lr")
             meter(1)
     return {"round": round_, "epoch": state.epoch + 1} | step.figures()
 

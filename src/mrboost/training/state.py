@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -71,11 +72,9 @@ class FitState:
             try:
                 self._put_back(*checkpoint, scores)
             except (KeyError, ValueError, TypeError, RuntimeError) as error:
-                reason = " ".join(str(error).split())[:200]
-                raise InputError(
-                    f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason}): "
-                    "train anew"
-                ) from None
+                reason = shorten(str(error), 200)
+                problem = f"the checkpoint in {str(run.folder)!r} does not fit this run ({reason})"
+                raise InputError(f"{problem}: train anew") from None
         run.rewind_metrics(round_, self.epoch)
 
     def _put_back(self, tensors: State, facts: dict[str, Any], scores: list[float]) -> None:
