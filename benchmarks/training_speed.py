@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from mrboost import models, recipes
 from mrboost.attacks import attacked
 from mrboost.data import Dataset
-from mrboost.devices import exact_float32, make_fabric, place
+from mrboost.devices import exact_float32, make_fabric, move_model
 from mrboost.recipes.config import Config, resolve
 from mrboost.speed.copies import quick
 from mrboost.training.fit import begin
@@ -118,7 +118,7 @@ def main() -> None:
         )
 
     def network() -> nn.Module:
-        return place(models.build(config("at").model, dataset.shape, dataset.num_classes), device)
+        return move_model(models.build(config("at").model, dataset.shape, dataset.num_classes), device)
 
     def members(count: int) -> list[nn.Module]:
         return [network().eval().requires_grad_(False) for _ in range(count)]
