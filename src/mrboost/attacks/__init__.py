@@ -59,7 +59,7 @@ from .base import Attack, as_attack
 from .fab import FAB
 from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
-from .registry import named
+from .registry import named, register
 from .square import Square
 from .survivors import Search
 
@@ -83,4 +83,5 @@ __all__ = [
     "ascend",
     "attacked",
     "named",
+    "register",
 ]

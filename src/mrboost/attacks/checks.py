@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mrboost.devices import dtype_of
 from mrboost.errors import InputError, UnfitError
-from mrboost.losses import Loss, kl_divergence, margin_kl_divergence
+from mrboost.losses import LOSSES, Loss, kl_divergence, margin_kl_divergence
 from mrboost.seeds import keep_random_state
 
 from .model import Classifier, attacked
@@ -159,8 +159,7 @@ def check_loss(loss: Loss, *, aimed: bool = False) -> None:
 
 def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:
     """What a loss adds to an attack's name: ``-mce``, say; nothing for the ``plain`` one."""
-    name = getattr(loss, "__name__", "loss")
+    name = getattr(loss, "__name__", type(loss).__name__)
     if name == plain:
         return ""
-    short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
-    return f"-{short.get(name, name)}"
+    return "-" + next((known for known, one in LOSSES.items() if one == loss), name)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mrboost import data as datasets
 from mrboost import models
-from mrboost.attacks import attacked
 from mrboost.data import Dataset, Split, validation_split
 from mrboost.devices import end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
@@ -27,6 +26,7 @@ from mrboost.runs import Run
 from mrboost.runs.identity import FIRST_ROUND, differences
 from mrboost.seeds import derive, global_stream
 
+from .checks import check_parts
 from .fit import VALIDATION_STEPS, fit
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def boost(
     fabric = make_fabric(device, config.precision, together=True)
     if config.batch_size < 2 * fabric.world_size:
         raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
-    _check_model(_new_learner(config, dataset, 1), config.model, dataset)
+    check_parts(config, _new_learner(config, dataset, 1), dataset)
     description = describe(config, dataset)
     if data_dir is not None:
         description["data_dir"] = str(Path(data_dir).absolute())
@@ -205,20 +205,3 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
     mean, std = dataset.channel_stats()
     with global_stream(derive(config.seed, "initialise", round_), torch.device("cpu")):
         return models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
-
-
-def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
-    """Refuse a model that does not give one logit per class, or spoils its images, before an
-    epoch is spent on it."""
-    images = dataset.train[:2].images().cpu()
-    given = images.clone()
-    with attacked(learner), torch.no_grad():
-        logits = learner(given)
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if shape != (2, dataset.num_classes):
-        raise InputError(
-            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
-            f"of {dataset.name}, it gave {shape}: check the function that was registered"
-        )
-    if not torch.equal(given, images):
-        raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")
