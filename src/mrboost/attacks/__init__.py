@@ -2,7 +2,11 @@ r"""Attacks: ``attack(model, x, y)`` gives adversarial images of the shape and t
 
 They lie in a ball around ``x`` and in [0, 1]. A model is any function of images to logits; it is
 attacked in eval mode, and its mode, weights, gradients and the global random state are left as they
-were found.
+were found. Of numpy arrays an attack gives a numpy array.
+
+With ``targets=``, a label for each image, ``PGD``, ``APGD`` and ``FAB`` look for images that the
+model takes for that label: ``PGD(eps)(model, x, y, targets=targets)``. Where their classes say
+``targets``, a number, the runs aim at so many likely labels, and any mistake is a success.
 
 **An attack by gradients is a loss, a start, a step and a projection**::
 
@@ -39,6 +43,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``base.py``          the base classes
 ``model.py``         the model: put into eval mode and left as it was; its gradients
 ``checks.py``        what is refused before anything is computed
+``arrays.py``        numpy arrays in, numpy arrays out
 ``pgd.py``           FGSM, PGD, CW
 ``apgd.py``          the searches
 ``fab.py``
@@ -49,6 +54,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``arc.py``           the attack on randomised classifiers
 ``adaptive.py``      the attacks that fit a model, some with what fools another
 ``registry.py``      attacks by name
+``others.py``        attacks of foolbox and torchattacks
 ===================  ==================================================================
 """
 

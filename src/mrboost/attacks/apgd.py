@@ -110,7 +110,7 @@ class APGD(Aimed):
     def step(self, model: Classifier, state: State) -> State:
         logits, losses, gradient = self._evaluate(model, state)
         advance = apgd_l1.advance if self.norm == "L1" else _advance
-        return advance(self, state, mistaken(logits, state["y"]), losses, gradient)
+        return advance(self, state, mistaken(logits, state), losses, gradient)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
@@ -126,6 +126,8 @@ class APGD(Aimed):
         return logits.detach(), losses.detach(), total if self.eot == 1 else total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
+        if "aim" in state:
+            return -(self.loss or cross_entropy)(logits, state["aim"], reduction="none")
         if self.targets == 0:
             return (self.loss or cross_entropy)(logits, state["y"], reduction="none")
         loss = self.loss or targeted_dlr

@@ -27,6 +27,7 @@ from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.threat import Threat, wide
 
+from .arrays import takes_arrays
 from .base import InBall
 from .checks import check_step_size, checked
 from .model import Classifier, column_gradients
@@ -54,6 +55,7 @@ class ARC(InBall):
         self.check_at_least_one("steps")
         check_step_size(self.step_size)
 
+    @takes_arrays
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -37,6 +37,7 @@ class Points:
             −1 while it stands. On the CPU.
         done: which jobs of the search under way are finished, ``(N, jobs)``. On the CPU.
         first: the number that messages give to the first image.
+        aim: the label that each image is to get; None where any mistake counts.
         lanes: the state of the search under way, with ``owner`` and ``job`` of each lane.
         most: how many lanes the search under way fills; 0 before it has begun.
     """
@@ -50,26 +51,35 @@ class Points:
     broken_by: Tensor
     done: Tensor
     first: int = 0
+    aim: Tensor | None = None
     lanes: State = field(default_factory=dict)
     most: int = 0
 
     @classmethod
-    def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
+    def of(
+        cls,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
+        first: int = 0,
+        aim: Tensor | None = None,
+    ) -> Points:
         """The clean images, as the model answers them."""
         numbers = torch.arange(first, first + len(x))
         parts = zip(*(torch.split(one, _CLEAN_BATCH) for one in (x, numbers)), strict=True)
         logits = torch.cat([judge(model, images, "", number) for images, number in parts])
-        wrong = logits.argmax(dim=1) != y
         return cls(
             x=x,
             y=y,
             keys=image_keys(seed, x),
             ranking=logits.argsort(dim=1, descending=True),
             adv=x.clone(),
-            margin=margin(logits, y, reduction="none"),
-            broken_by=torch.where(wrong, 0, -1).cpu(),
+            margin=_lead(logits, y, aim),
+            broken_by=torch.where(_reached(logits, y, aim), 0, -1).cpu(),
             done=torch.zeros(len(x), 0, dtype=torch.bool),
             first=first,
+            aim=aim,
         )
 
     @property
@@ -89,9 +99,10 @@ class Points:
             Which of the images are misclassified. On the CPU.
         """
         point = who.to(images.device)
-        margins = margin(logits, self.y[point], reduction="none")
+        goal = (self.y[point], None if self.aim is None else self.aim[point])
+        margins = _lead(logits, *goal)
         # The second condition is false for a margin of two infinite logits, which is NaN.
-        broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)
+        broken = _reached(logits, *goal) & (margins >= 0)
         worse = broken | (margins > self.margin[point])
         self.adv[point] = torch.where(wide(worse, images), images, self.adv[point])
         self.margin[point] = torch.where(worse, margins, self.margin[point])
@@ -114,9 +125,21 @@ class Points:
         self.lanes = {name: saved[f"lanes.{name}"] for name in lanes}
 
 
-def mistaken(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether an image is misclassified; also where logits are NaN, which the judge refuses."""
-    return (logits.argmax(dim=1) != y) | logits.isnan().any(dim=1)
+def mistaken(logits: Tensor, state: State) -> Tensor:
+    """Whether an image is misclassified, or gets the label that the attack is to reach; also where
+    logits are NaN, which the judge refuses."""
+    return _reached(logits, state["y"], state.get("aim")) | logits.isnan().any(dim=1)
+
+
+def _reached(logits: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
+    label = logits.argmax(dim=1)
+    return label != y if aim is None else label == aim
+
+
+def _lead(logits: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
+    """By how much an image is misclassified, or gets the label aimed at; at most 0 if it does
+    not."""
+    return margin(logits, y, "none") if aim is None else -margin(logits, aim, "none")
 
 
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ from mrboost.speed.graphs import Engine, State
 from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
+from .arrays import takes_arrays
 from .base import InBall
-from .checks import checked, warn_of_probabilities
+from .checks import check_targets, checked, warn_of_probabilities
 from .model import LOW_PRECISION, Classifier, Rounded
 from .points import Points, judge
 
@@ -47,6 +48,7 @@ class InTurn(InBall):
         """Evaluations of the model for one image that withstands."""
         return sum(search.jobs(classes) * search.evaluations() for search in self.searches)
 
+    @takes_arrays
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -158,6 +160,29 @@ class Aimed(Search):
         if self.targets < 0:
             raise InputError(f"targets must be at least 0, got {self.targets}")
 
+    @takes_arrays
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The worst images found.
+
+        With ``targets``, a label for each image, those that the model takes for that label, or else
+        those that come nearest to it: the runs then lower the loss of that label (APGD), or go to
+        its boundary (FAB).
+        """
+        if targets is None:
+            return super().__call__(model, x, y, generator=generator)
+        searches = (replace(self, targets=0),)
+        found = run(model, x, y, searches, seed_of(self.seed, generator), aim=targets)
+        warn_of_probabilities(model, x)
+        return found.adv.to(x.dtype)
+
     def jobs(self, classes: int) -> int:
         return self.restarts * (min(self.targets, classes - 1) or 1)
 
@@ -208,6 +233,7 @@ def run(
     lanes: int | None = None,
     first: int = 0,
     hooks: Hooks = Hooks(),  # noqa: B008 — a frozen value
+    aim: Tensor | None = None,
 ) -> Points:
     """Each search on the survivors of the last.
 
@@ -218,15 +244,17 @@ def run(
         lanes: how many images the model sees at a time; chosen if not given.
         first: the number that messages give to the first image.
         hooks: what is called on the way.
+        aim: the label that each image is to get, where not any mistake counts.
 
     Returns:
         The worst version of each image, and which search broke it.
     """
     with checked(model, x, y) as (images, labels, classes):
+        aim = None if aim is None else check_targets(aim, labels, classes)
         check(searches, model, images, classes)
         if images.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
             model, images = Rounded(model, images.dtype), images.float()
-        points = Points.of(model, images, labels, seed, first)
+        points = Points.of(model, images, labels, seed, first, aim)
         plan = [search.work(classes) for search in searches]
         counted = 0
 
@@ -337,6 +365,8 @@ class Queue:
         x, y = points.x[here], points.y[here]
         hit = torch.zeros_like(y, dtype=torch.bool)
         new = {"x": x, "y": y, "t": torch.zeros_like(y), "hit": hit}
+        if points.aim is not None:
+            new["aim"] = points.aim[here]
         new |= self.search.begin(x, y, points.ranking[here], keys, number)
         if self.state:
             new = {key: torch.cat([self.state[key], value]) for key, value in new.items()}
