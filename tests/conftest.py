@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 
 import mrboost
 from commands import SEARCHES, SMOKE, write_pictures
-from mrboost import studies
+from mrboost import attacks, losses, models, recipes, studies
 from mrboost.attacks import APGD, FAB, AutoAttack, Search, Square, autoattack
 from mrboost.cli.main import main
 from mrboost.data import Dataset, Defaults, Split
+from mrboost.recipes import samplers
 
 # The networks here are tiny: a second thread gains little, and when another process holds a core
 # the two spend their time waiting for each other.
@@ -98,6 +100,23 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of the trained run that a test may change."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    registries: list[dict] = [
+        recipes.methods._BY_NAME,
+        samplers.SAMPLERS,
+        losses.LOSSES,
+        attacks.registry._NAMES,
+        models.registry._REGISTRY,
+    ]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
 
 
 @pytest.fixture

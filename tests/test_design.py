@@ -34,15 +34,20 @@ def section(title: str) -> str:
     return DESIGN.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_the_blocks_run_one_after_the_other() -> None:
+def test_the_blocks_run_one_after_the_other(forgotten: None) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", DESIGN, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4, "a dataset, an attack, a sampler, a method"
+    assert len(blocks) == 5, "a dataset, an attack, a sampler, a loss, a method"
     names: dict[str, object] = {"__name__": "design"}
     for block in blocks:
         exec(compile(block, "docs/design.md", "exec", dont_inherit=True), names)
     result = names["result"]
     assert isinstance(result, mrboost.Evaluation)
-    assert [outcome.attack for outcome in result.outcomes] == ["clean", "noise", "pgd-5"]
+    assert [outcome.attack for outcome in result.outcomes] == [
+        "clean",
+        "noise",
+        "pgd-focal-5",
+        "pgd-5",
+    ]
     assert result["clean"].accuracy > 0.9
 
 

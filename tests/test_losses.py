@@ -211,3 +211,76 @@ def test_refuses_what_is_not_logits_and_labels(loss) -> None:
 def test_dlr_needs_three_classes() -> None:
     with pytest.raises(ValueError, match="at least 3 classes"):
         dlr(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
+def weighted(
+    g: list[list[float]], y: list[int], w: list[float], share: float = 0.0, ignored: int = -1
+) -> tuple[list[float], float]:
+    """MCE-A with class weights and smoothed labels, as ``F.cross_entropy`` defines them for CE: of
+    each example, and the weights' sum."""
+    classes = len(w)
+    values, total = [], 0.0
+    for row, label in zip(g, y, strict=True):
+        if label == ignored:
+            values.append(0.0)
+            continue
+        spread = sum(w[j] * mce_a(row, j) for j in range(classes)) / classes
+        values.append((1 - share) * w[label] * mce_a(row, label) + share * spread)
+        total += w[label]
+    return values, total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight": True},
+        {"label_smoothing": 0.2},
+        {"weight": True, "label_smoothing": 0.2},
+        {"ignore_index": 1},
+        {"ignore_index": -100},
+        {"weight": True, "label_smoothing": 1.0, "ignore_index": 1},
+    ],
+)
+def test_mce_takes_what_cross_entropy_takes(options: dict, logits: Tensor, target: Tensor) -> None:
+    classes = logits.shape[1]
+    w = torch.arange(classes, dtype=torch.float64) + 0.5
+    ignored = options.get("ignore_index", -1)
+    target = torch.where(target == 1, ignored, target) if ignored < -1 else target
+    of_class = w if "weight" in options else torch.ones_like(w)
+    share = options.get("label_smoothing", 0.0)
+    values, total = weighted(logits.tolist(), target.tolist(), of_class.tolist(), share, ignored)
+    expected = torch.tensor(values, dtype=torch.float64)
+    given = options | ({"weight": w} if "weight" in options else {})
+    each = margin_cross_entropy(logits, target, reduction="none", **given)
+    torch.testing.assert_close(each, expected)
+    torch.testing.assert_close(
+        margin_cross_entropy(logits, target, **given), expected.sum() / total
+    )
+    summed = margin_cross_entropy(logits, target, reduction="sum", **given)
+    torch.testing.assert_close(summed, expected.sum())
+
+    two, y = logits[:, :2], torch.where(target == ignored, ignored, target % 2)
+    given |= {"weight": w[:2]} if "weight" in options else {}
+    for reduction in ("none", "mean", "sum"):
+        ours = margin_cross_entropy(two, y, reduction=reduction, **given)
+        torch.testing.assert_close(ours, 2 * F.cross_entropy(two, y, reduction=reduction, **given))
+
+
+def test_pairs_are_weighted_too_and_are_not_smoothed(logits: Tensor, target: Tensor) -> None:
+    other = (target + 1) % logits.shape[1]
+    w = torch.arange(logits.shape[1], dtype=torch.float64) + 0.5
+    plain = margin_cross_entropy(logits, target, other, "none")
+    found = margin_cross_entropy(logits, target, other, weight=w)
+    torch.testing.assert_close(found, (w[target] * plain).sum() / w[target].sum())
+    with pytest.raises(InputError, match=r"label_smoothing must be .* 0 with other=, got 0\.1"):
+        margin_cross_entropy(logits, target, other, label_smoothing=0.1)
+    with pytest.raises(InputError, match="a share of 0 to 1, got 2"):
+        margin_cross_entropy(logits, target, label_smoothing=2)
+    with pytest.raises(InputError, match=r"one number for each class, got shape \(2,\)"):
+        margin_cross_entropy(logits, target, weight=w[:2])
+
+
+def test_what_is_ignored_leaves_no_trace() -> None:
+    logits, target = torch.tensor([[0.0, 1.0], [math.inf, -math.inf]]), torch.tensor([0, -100])
+    with_it = margin_cross_entropy(logits, target, ignore_index=-100)
+    assert with_it == margin_cross_entropy(logits[:1], target[:1])

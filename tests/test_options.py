@@ -38,6 +38,10 @@ GIVEN = [
     ("mart", {"penalty": 0.0}),
     ("mrboost-exp", {"eta": 2.0, "aggressive": False}),
     ("mrboost", {"aggressive": False, "past": "best"}),
+    ("at", {"loss": "mce", "sampler": "geometry"}),
+    ("mart", {"loss": "mce", "smoothing": 0.2}),
+    ("mrboost", {"sampler": "max", "aggressive": False}),
+    ("at-mce", {"sampler": "exp", "eta": 2.0}),
 ]
 
 
@@ -52,8 +56,9 @@ def test_a_saved_configuration_gives_its_options_again(
     plain = describe(resolve(recipes.get(recipe), tiny), tiny)
     changed = {text.partition(":")[0] for text in differences(plain, saved)}
     assert options.keys() <= changed
-    # A step's length and what is held out follow from other options
-    assert changed <= options.keys() | {"step_size", "judge_step", "eps"}
+    # A step's length, the attack's loss and what is held out follow from other options
+    follows = {"step_size", "judge_step", "eps", "recipe.sampler.loss", "past", "aggressive"}
+    assert changed <= options.keys() | follows
     assert differences(saved, describe(config, tiny)) == []
 
 
@@ -78,6 +83,10 @@ def test_every_option_is_tried_above() -> None:
         ("mrboost-exp", {"steps": 3}, "moves of its own: leave steps out"),
         ("mrboost-rnd", {"cutmix": 0.5}, "two labels"),
         ("mrboost-rnd", {"smoothing": 0.1}, "trains on pairs"),
+        ("mrboost-rnd", {"loss": "mce"}, "no loss of labels: leave loss out"),
+        ("at", {"loss": "mze"}, r"unknown loss 'mze': did you mean mce\? .your own: register it"),
+        ("at", {"sampler": "al"}, "unknown sampler 'al': did you mean all"),
+        ("at", {"sampler": "exp", "norm": "L2", "eps": 0.5}, "draws from Linf balls"),
         ("at", {"ema": 1.0}, "between 0 and 1, got 1.0"),
         ("at", {"clip": 0.0}, "positive bound of the gradient's norm, got 0.0"),
         ("at", {"epochs": 10**9}, "whole number in 1 … 10,000,000, got 1000000000"),

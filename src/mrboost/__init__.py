@@ -51,6 +51,7 @@ _ALIASES = {
     "adaptive": "attacks.adaptive",
     "attacks.queue": "attacks.survivors",
     "copies": "speed.copies",
+    "loggers": "training.loggers",
     "outcomes": "evaluation.result",
     **{name: f"recipes.{name}" for name in _RECIPE_PARTS},
 }

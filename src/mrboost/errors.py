@@ -8,6 +8,7 @@ and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -66,3 +67,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     if hint:
         remedy += f" ({hint})"
     return InputError(f"unknown {kind} {name!r}: {remedy}")
+
+
+def check_new_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name under which nothing can be registered: one that is taken, or that commands and
+    folders could not bear."""
+    if name in known:
+        raise InputError(f"a {kind} called {name!r} is registered already: choose another name")
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        raise InputError(f"a {kind} cannot be called {name!r}: take letters, digits, - and _")

@@ -26,14 +26,15 @@ et al. 2020 (boosted CE); Szegedy et al. 2016 (smoothing).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, check_new_name
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -54,6 +55,9 @@ class Divergence(Protocol):
     ) -> Tensor: ...
 
 
+L = TypeVar("L", bound=Loss)
+
+
 def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Cross-entropy ``CE(g, y) = log Σ_j exp g_j − g_y``.
 
@@ -70,7 +74,14 @@ def cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction = "mean")
 
 
 def margin_cross_entropy(
-    logits: Tensor, target: Tensor, other: Tensor | None = None, reduction: Reduction = "mean"
+    logits: Tensor,
+    target: Tensor,
+    other: Tensor | None = None,
+    reduction: Reduction = "mean",
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
 ) -> Tensor:
     """Margin cross-entropy: raise the true label's logit and lower a false label's.
 
@@ -81,6 +92,11 @@ def margin_cross_entropy(
         target: labels y, ``(N,)``.
         other: false labels y', ``(N,)``; without them the average over all K − 1 is taken.
         reduction: "mean", "sum", or "none" for one value per example.
+        weight: of each class, ``(K,)``, as in ``F.cross_entropy``: an example counts w_y, and the
+            mean is over the sum of these.
+        label_smoothing: the share ε of ``(1 − ε) w_y MCE-A(g, y) + ε Σ_j w_j MCE-A(g, j) / K``.
+        ignore_index: a label whose examples count nothing; -100 is what ``F.cross_entropy`` has
+            unless told otherwise.
 
     Returns:
         A number, or values ``(N,)``.
@@ -93,15 +109,51 @@ def margin_cross_entropy(
         >>> margin_cross_entropy(logits, torch.tensor([0]))
         tensor(1.0189)
     """
+    if weight is None and not label_smoothing and ignore_index is None:
+        return _reduce(_margin_cross_entropy(logits, target, other), reduction)
+    if not 0 <= label_smoothing <= 1 or (label_smoothing and other is not None):
+        remedy = "a share of 0 to 1" + (", and 0 with other=" if other is not None else "")
+        raise InputError(f"label_smoothing must be {remedy}, got {label_smoothing}")
+    of_class = logits.new_ones(logits.shape[1]) if weight is None else weight
+    if of_class.shape != logits.shape[1:]:
+        shapes = f"{tuple(of_class.shape)} for {logits.shape[1]} classes"
+        raise InputError(f"weight must have one number for each class, got shape {shapes}")
+    counts = torch.ones_like(target, dtype=torch.bool)
+    if ignore_index is not None:
+        counts = target != ignore_index
+        target = target.masked_fill(~counts, 0)
+    of_example = of_class[target] * counts
+    values = of_example * _margin_cross_entropy(logits, target, other)
+    if label_smoothing:
+        spread = _over_labels(logits, of_class) / logits.shape[1]
+        values = (1 - label_smoothing) * values + label_smoothing * spread * counts
+    # Not 0 times a loss that may be infinite
+    values = values.masked_fill(~counts, 0.0)
+    if reduction == "mean":
+        return values.sum() / of_example.sum()
+    return _reduce(values, reduction)
+
+
+def _margin_cross_entropy(logits: Tensor, target: Tensor, other: Tensor | None) -> Tensor:
+    """That of each example."""
     raise_true = cross_entropy(logits, target, "none")
     lower = -F.log_softmax(-logits, dim=1)
     if other is not None:
         _check(logits, other)
-        return _reduce(raise_true + _pick(lower, other), reduction)
+        return raise_true + _pick(lower, other)
     # Masked rather than "the sum minus the true label's term": that term is huge exactly when the
     # example is classified well, and subtracting it would cancel the digits of the rest.
     lower_false = lower.masked_fill(is_label(logits, target), 0.0).sum(dim=1)
-    return _reduce(raise_true + lower_false / (logits.shape[1] - 1), reduction)
+    return raise_true + lower_false / (logits.shape[1] - 1)
+
+
+def _over_labels(logits: Tensor, weight: Tensor) -> Tensor:
+    """``Σ_j w_j MCE-A(g, j)`` of each example: label i is lowered by all j but itself."""
+    classes = len(weight)
+    itself = torch.eye(classes, dtype=torch.bool, device=weight.device)
+    others = weight.expand(classes, classes).masked_fill(itself, 0.0).sum(dim=1)
+    raised = -F.log_softmax(logits, dim=1) @ weight
+    return raised - F.log_softmax(-logits, dim=1) @ others / (classes - 1)
 
 
 def margin_cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
@@ -197,6 +249,51 @@ def boosted_cross_entropy(logits: Tensor, target: Tensor, reduction: Reduction =
     # log(1 − p_k) as the log of the others' probabilities: exact where p_k is almost one.
     others = F.log_softmax(logits, dim=1).masked_fill(rival, -torch.inf).logsumexp(dim=1)
     return _reduce(raise_true - others, reduction)
+
+
+LOSSES: dict[str, Loss] = {
+    "ce": cross_entropy,
+    "mce": margin_cross_entropy,
+    "margin": margin,
+    "dlr": dlr,
+    "boosted-ce": boosted_cross_entropy,
+}
+"""Losses by the names that ``--loss`` and attacks (``pgd-mce-20``, ``apgd-dlr``) use."""
+
+
+def register(name: str) -> Callable[[L], L]:
+    """Make a loss of your own available under ``name``: to ``train --loss``, and in the names of
+    attacks.
+
+    It is called as ``loss(logits, target, reduction="none")`` and gives one number for each image.
+
+    Example:
+        >>> @register("squared-margin")
+        ... def squared_margin(logits, target, reduction="mean"):
+        ...     return (1 + margin(logits, target, "none")).clamp(min=0).square()
+    """
+
+    def decorate(loss: L) -> L:
+        check_new_name("loss", name, LOSSES)
+        _check_own(name, loss)
+        LOSSES[name] = loss
+        return loss
+
+    return decorate
+
+
+def _check_own(name: str, loss: Loss) -> None:
+    """Refuse what does not give one finite number for each of three images."""
+    logits, target = torch.eye(3).requires_grad_(True), torch.tensor([0, 1, 0])
+    try:
+        found: object = loss(logits, target, reduction="none")
+    except TypeError as error:
+        remedy = 'make it loss(logits, target, reduction="mean")'
+        raise InputError(f"loss {name!r} cannot be called ({error}): {remedy}") from error
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if shape != (3,):
+        remedy = 'with reduction="none" return one number for each, of shape (N,)'
+        raise InputError(f"loss {name!r} gave {shape} for 3 images: {remedy}")
 
 
 @dataclass(frozen=True)

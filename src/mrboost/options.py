@@ -89,6 +89,8 @@ class Option:
 
 
 _MODELS = "cnn-digits, cnn-mnist, cnn9, resnet152, resnet18, wrn-34-10, NAME-silu, 5xNAME"
+_LOSS = "in the objective, and in its attack where both have one: mce, say (default: the recipe's)"
+_SAMPLER = "whom training attacks, with the recipe's loss: learner, all, … (default: the recipe's)"
 _STEPS = "steps of the training attack (default: the recipe's, 10)"
 _STEP_SIZE = "length of those (default: the data's share of eps, more below 10 steps)"
 _SCHEDULE = "piecewise or one-cycle (default: the recipe's)"
@@ -120,6 +122,8 @@ class TrainingOptions(TypedDict, total=False):
     steps: Annotated[Whole, Option(_STEPS, "recipe.steps")]
     step_size: Annotated[Number, Option(_STEP_SIZE)]
     batch_size: Annotated[Whole, Option("images per step (default: the recipe's, 128)")]
+    loss: Annotated[Name, Option(_LOSS, "recipe.objective.loss")]
+    sampler: Annotated[Name, Option(_SAMPLER, "recipe.sampler")]
     lr: Annotated[Number, Option("peak learning rate (default: the recipe's, 0.1)")]
     later_lr: Annotated[Number, Option("learning rate after the first round (default: equal)")]
     schedule: Annotated[Schedule | None, Option(_SCHEDULE, "recipe.schedule")]

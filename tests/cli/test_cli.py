@@ -26,13 +26,6 @@ def config_of(run: Path) -> dict:
     return json.loads((run / "config.json").read_text())
 
 
-@pytest.fixture
-def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
-    registry = mrboost.models.registry
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-
-
 def test_the_command_is_installed_and_prints_help() -> None:
     command = [str(Path(sys.executable).parent / "mrboost"), "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -94,7 +87,7 @@ def test_options_are_the_folders_and_resume_needs_none(
 
 
 def test_a_model_of_the_users_own(
-    own_models: None, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    forgotten: None, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\nimport mrboost\n"
@@ -133,7 +126,7 @@ def test_a_module_by_its_path(
     assert "cannot import './nets/missing.py'" in missing
 
 
-def test_a_model_with_the_wrong_number_of_logits(own_models: None, tmp_path: Path, capsys) -> None:
+def test_a_model_with_the_wrong_number_of_logits(forgotten: None, tmp_path: Path, capsys) -> None:
     @mrboost.models.register("seven")
     def seven(shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7))

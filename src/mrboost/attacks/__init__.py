@@ -2,7 +2,11 @@ r"""Attacks: ``attack(model, x, y)`` gives adversarial images of the shape and t
 
 They lie in a ball around ``x`` and in [0, 1]. A model is any function of images to logits; it is
 attacked in eval mode, and its mode, weights, gradients and the global random state are left as they
-were found.
+were found. Of numpy arrays an attack gives a numpy array.
+
+With ``targets=``, a label for each image, ``PGD``, ``APGD`` and ``FAB`` look for images that the
+model takes for that label: ``PGD(eps)(model, x, y, targets=targets)``. Where their classes say
+``targets``, a number, the runs aim at so many likely labels, and any mistake is a success.
 
 **An attack by gradients is a loss, a start, a step and a projection**::
 
@@ -38,6 +42,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ===================  ==================================================================
 ``base.py``          the base classes
 ``model.py``         the model: what is refused, eval mode and back, its gradients
+``arrays.py``        numpy arrays in, numpy arrays out
 ``pgd.py``           FGSM, PGD, CW
 ``apgd.py``          the searches
 ``fab.py``
@@ -48,6 +53,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``arc.py``           the attack on randomised classifiers
 ``adaptive.py``      the attacks that fit a model, some with what fools another
 ``registry.py``      attacks by name
+``others.py``        attacks of foolbox and torchattacks
 ===================  ==================================================================
 """
 
@@ -58,10 +64,10 @@ from .base import Attack, as_attack
 from .fab import FAB
 from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
-from .registry import named
+from .registry import named, register
 from .square import Square
 from .survivors import Search
 
 __all__ = ["APGD", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier", "FromClean"]
 __all__ += ["Gaussian", "Search", "Square", "Start", "Transfer", "Uniform", "as_attack", "ascend"]
-__all__ += ["attacked", "named"]
+__all__ += ["attacked", "named", "register"]

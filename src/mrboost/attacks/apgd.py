@@ -108,7 +108,7 @@ class APGD(Aimed):
 
     def step(self, model: Classifier, state: State) -> State:
         logits, losses, gradient = self._evaluate(model, state)
-        wrong = mistaken(logits, state["y"])
+        wrong = mistaken(logits, state)
         if self.norm == "L1":
             return apgd_l1.advance(state, wrong, losses, gradient, self.steps, self.eps)
         return _advance(self, state, wrong, losses, gradient)
@@ -125,6 +125,8 @@ class APGD(Aimed):
         return logits.detach(), losses.detach(), total / self.eot
 
     def _losses(self, logits: Tensor, state: State) -> Tensor:
+        if "aim" in state:
+            return -(self.loss or cross_entropy)(logits, state["aim"], reduction="none")
         if self.targets == 0:
             return (self.loss or cross_entropy)(logits, state["y"], reduction="none")
         loss = self.loss or targeted_dlr

@@ -27,6 +27,7 @@ from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 from mrboost.threat import Threat, wide
 
+from .arrays import takes_arrays
 from .base import InBall, check_step_size
 from .model import Classifier, checked, column_gradients
 
@@ -53,6 +54,7 @@ class ARC(InBall):
         self.check_at_least_one("steps")
         check_step_size(self.step_size)
 
+    @takes_arrays
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mrboost.errors import InputError
-from mrboost.losses import Loss
+from mrboost.losses import LOSSES, Loss
 from mrboost.threat import Threat, ball
 
 from .model import Classifier
@@ -153,8 +153,7 @@ def check_loss(loss: Loss, *, aimed: bool = False) -> None:
 
 def loss_suffix(loss: Callable[..., Tensor], plain: str = "") -> str:
     """What a loss adds to an attack's name: ``-mce``, say; nothing for the ``plain`` one."""
-    name = getattr(loss, "__name__", "loss")
+    name = getattr(loss, "__name__", type(loss).__name__)
     if name == plain:
         return ""
-    short = {"cross_entropy": "ce", "margin_cross_entropy": "mce"}
-    return f"-{short.get(name, name)}"
+    return "-" + next((known for known, one in LOSSES.items() if one == loss), name)

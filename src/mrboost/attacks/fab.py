@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrboost.losses import is_label
+from mrboost.losses import is_label, margin
 from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
@@ -51,7 +51,7 @@ class FAB(Aimed):
         return {"target": self.target(ranking, job), "found": x, "adv": adv}
 
     def step(self, model: Classifier, state: State) -> State:
-        x, y, adv = state["x"], state["y"], state["adv"]
+        x, adv = state["x"], state["adv"]
         gap, slope = self._boundary(model, state)
         gap_clean = gap + (slope * (x - adv)).flatten(1).sum(dim=1)
         changes = -torch.cat([gap, gap_clean])
@@ -64,7 +64,7 @@ class FAB(Aimed):
         clean_beyond = torch.add(x, clean_move, alpha=self.overshoot)
         new = beyond.lerp_(clean_beyond, alpha).clamp_(0, 1)
         with torch.no_grad():
-            wrong = mistaken(model(new.clone()), y)
+            wrong = mistaken(model(new.clone()), state)
         success = wrong & (self.threat.distance(new, x) <= self.eps)
         return state | {
             "t": state["t"] + 1,
@@ -74,16 +74,20 @@ class FAB(Aimed):
         }
 
     def _boundary(self, model: Classifier, state: State) -> tuple[Tensor, Tensor]:
-        """A false label's logit minus the true one's, and its gradient in the images."""
+        """A false label's logit minus the true one's, and its gradient in the images; with an aim,
+        that label's logit minus the largest other one."""
         adv, y = state["adv"].detach().requires_grad_(True), state["y"]
 
         def gaps_of(images: Tensor) -> Tensor:
             logits = model(images).to(adv.dtype)
             return logits - logits.gather(1, y[:, None])
 
-        if self.targets:
+        if self.targets or "aim" in state:
             with torch.enable_grad():
-                gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
+                if "aim" in state:
+                    gap = -margin(model(adv.clone()).to(adv.dtype), state["aim"], "none")
+                else:
+                    gap = gaps_of(adv.clone()).gather(1, state["target"][:, None]).squeeze(1)
                 return gap.detach(), finite(input_gradient(gap.sum(), adv), adv)
         gaps, gradients = column_gradients(gaps_of, adv)
         columns = [finite(check_gradient(gradient), adv) for gradient in gradients]

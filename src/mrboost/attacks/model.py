@@ -145,6 +145,17 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         raise InputError(f"images must lie in [0, 1], these {problem}")
 
 
+def check_targets(targets: Tensor, y: Tensor, classes: int) -> Tensor:
+    """A copy of the labels that an attack is to reach; refuses what are not labels of the model."""
+    shape, dtype = tuple(targets.shape), targets.dtype
+    if targets.shape != y.shape or dtype != torch.int64:
+        raise InputError(f"targets must be int64 labels ({len(y)},), got {shape} of {dtype}")
+    low, high = targets.min().item(), targets.max().item()
+    if low < 0 or high >= classes:
+        raise InputError(f"targets must lie in 0..{classes - 1}, got {low}..{high}")
+    return targets.clone()
+
+
 def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
     """The number K of classes; refuses a model that does not answer the first image with logits
     ``(1, K)``, and labels beyond K."""

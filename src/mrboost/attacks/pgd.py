@@ -28,8 +28,9 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, wide
 
+from .arrays import takes_arrays
 from .base import InBall, check_loss, check_step_size, loss_suffix
-from .model import Classifier, checked, input_gradient
+from .model import Classifier, check_targets, checked, input_gradient
 
 # Images ``(N, …)`` to one value per example, which the attack raises.
 Objective = Callable[[Tensor], Tensor]
@@ -163,38 +164,54 @@ class PGD(InBall):
         how: Any = {"steps": self.steps, "step_size": size, "start": self.start}
         return ascend(objective, x, self.threat, **how, source=source)
 
+    @takes_arrays
     def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
-        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``:
-        same shape and dtype."""
-        with checked(model, x, y) as (x, y, _):
+        """Adversarial versions of images ``x`` in [0, 1] with labels ``y``: same shape and dtype.
+
+        With ``targets``, a label for each image, the attack lowers the loss of that label, so that
+        the model may take the image for it.
+        """
+        with checked(model, x, y) as (x, y, classes):
+            if targets is not None:
+                y = check_targets(targets, y, classes)
+            aimed = targets is not None
             source = ImageStreams(self.seed, x) if generator is None else generator
 
             def objective(images: Tensor) -> Tensor:
-                return self.loss(model(images.clone()), y, reduction="none")
+                loss = self.loss(model(images.clone()), y, reduction="none")
+                return -loss if aimed else loss
 
             best = self.ascend(objective, x, source)
             if self.restarts == 1:
                 return best
-            wrong, loss = self._score(model, best, y)
+            wrong, loss = self._score(model, best, y, aimed)
             for _ in range(self.restarts - 1):
                 trial = self.ascend(objective, x, source)
-                trial_wrong, trial_loss = self._score(model, trial, y)
+                trial_wrong, trial_loss = self._score(model, trial, y, aimed)
                 better = (trial_wrong > wrong) | ((trial_wrong == wrong) & (trial_loss > loss))
                 wrong = torch.where(better, trial_wrong, wrong)
                 loss = torch.where(better, trial_loss, loss)
                 best = torch.where(wide(better, x), trial, best)
         return best
 
-    def _score(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each example is misclassified, or with which probability, and its loss."""
+    def _score(self, model: Classifier, x: Tensor, y: Tensor, aimed: bool) -> tuple[Tensor, Tensor]:
+        """Whether each example is misclassified, or with which probability, and its loss; aimed,
+        whether it gets the label, and the loss below zero."""
         with torch.no_grad():
             logits = model(x.clone())
-            wrong = logits.argmax(dim=1) != y
+            right = (logits.argmax(dim=1) == y).float()
             if isinstance(model, Mixture):
-                wrong = 1 - model.expected_correct(x, y)
-            return wrong.float(), self.loss(logits, y, reduction="none").float()
+                right = model.expected_correct(x, y).float()
+            loss = self.loss(logits, y, reduction="none").float()
+            return (right, -loss) if aimed else (1 - right, loss)
 
 
 def FGSM(eps: float = 8 / 255, norm: str = "Linf", *, loss: Loss = cross_entropy) -> PGD:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,9 @@ from mrboost.speed.graphs import Engine, State
 from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
+from .arrays import takes_arrays
 from .base import InBall
-from .model import LOW_PRECISION, Classifier, Rounded, checked
+from .model import LOW_PRECISION, Classifier, Rounded, check_targets, checked
 
 _CLEAN_BATCH = 512
 _CUDA_BATCHES = (32, 256)
@@ -51,6 +52,7 @@ class InTurn(InBall):
         """Evaluations of the model for one image that withstands."""
         return sum(search.jobs(classes) * search.evaluations() for search in self.searches)
 
+    @takes_arrays
     def __call__(
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -161,6 +163,28 @@ class Aimed(Search):
         if self.targets < 0:
             raise InputError(f"targets must be at least 0, got {self.targets}")
 
+    @takes_arrays
+    def __call__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The worst images found.
+
+        With ``targets``, a label for each image, those that the model takes for that label, or else
+        those that come nearest to it: the runs then lower the loss of that label (APGD), or go to
+        its boundary (FAB).
+        """
+        if targets is None:
+            return super().__call__(model, x, y, generator=generator)
+        searches = (replace(self, targets=0),)
+        found = run(model, x, y, searches, seed_of(self.seed, generator), aim=targets)
+        return found.adv.to(x.dtype)
+
     def jobs(self, classes: int) -> int:
         return self.restarts * (min(self.targets, classes - 1) or 1)
 
@@ -211,6 +235,7 @@ def run(
     lanes: int | None = None,
     first: int = 0,
     hooks: Hooks = Hooks(),  # noqa: B008 — a frozen value
+    aim: Tensor | None = None,
 ) -> Points:
     """Each search on the survivors of the last.
 
@@ -221,15 +246,17 @@ def run(
         lanes: how many images the model sees at a time; chosen if not given.
         first: the number that messages give to the first image.
         hooks: what is called on the way.
+        aim: the label that each image is to get, where not any mistake counts.
 
     Returns:
         The worst version of each image, and which search broke it.
     """
     with checked(model, x, y) as (images, labels, classes):
+        aim = None if aim is None else check_targets(aim, labels, classes)
         check(searches, model, images, classes)
         if images.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
             model, images = Rounded(model, images.dtype), images.float()
-        points = Points.of(model, images, labels, seed, first)
+        points = Points.of(model, images, labels, seed, first, aim)
         plan = [search.work(classes) for search in searches]
         counted = 0
 
@@ -340,6 +367,8 @@ class Queue:
         x, y = points.x[here], points.y[here]
         hit = torch.zeros_like(y, dtype=torch.bool)
         new = {"x": x, "y": y, "t": torch.zeros_like(y), "hit": hit}
+        if points.aim is not None:
+            new["aim"] = points.aim[here]
         new |= self.search.begin(x, y, points.ranking[here], keys, number)
         if self.state:
             new = {key: torch.cat([self.state[key], value]) for key, value in new.items()}
@@ -416,6 +445,7 @@ class Points:
             −1 while it stands. On the CPU.
         done: which jobs of the search under way are finished, ``(N, jobs)``. On the CPU.
         first: the number that messages give to the first image.
+        aim: the label that each image is to get; None where any mistake counts.
         lanes: the state of the search under way, with ``owner`` and ``job`` of each lane.
         most: how many lanes the search under way fills; 0 before it has begun.
     """
@@ -429,26 +459,35 @@ class Points:
     broken_by: Tensor
     done: Tensor
     first: int = 0
+    aim: Tensor | None = None
     lanes: State = field(default_factory=dict)
     most: int = 0
 
     @classmethod
-    def of(cls, model: Classifier, x: Tensor, y: Tensor, seed: int, first: int = 0) -> Points:
+    def of(
+        cls,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
+        first: int = 0,
+        aim: Tensor | None = None,
+    ) -> Points:
         """The clean images, as the model answers them."""
         numbers = torch.arange(first, first + len(x))
         parts = zip(*(torch.split(one, _CLEAN_BATCH) for one in (x, numbers)), strict=True)
         logits = torch.cat([judge(model, images, "", number) for images, number in parts])
-        wrong = logits.argmax(dim=1) != y
         return cls(
             x=x,
             y=y,
             keys=image_keys(seed, x),
             ranking=logits.argsort(dim=1, descending=True),
             adv=x.clone(),
-            margin=margin(logits, y, reduction="none"),
-            broken_by=torch.where(wrong, 0, -1).cpu(),
+            margin=_lead(logits, y, aim),
+            broken_by=torch.where(_reached(logits, y, aim), 0, -1).cpu(),
             done=torch.zeros(len(x), 0, dtype=torch.bool),
             first=first,
+            aim=aim,
         )
 
     @property
@@ -468,9 +507,10 @@ class Points:
             Which of the images are misclassified. On the CPU.
         """
         point = who.to(images.device)
-        margins = margin(logits, self.y[point], reduction="none")
+        goal = (self.y[point], None if self.aim is None else self.aim[point])
+        margins = _lead(logits, *goal)
         # The second condition is false for a margin of two infinite logits, which is NaN.
-        broken = (logits.argmax(dim=1) != self.y[point]) & (margins >= 0)
+        broken = _reached(logits, *goal) & (margins >= 0)
         worse = broken | (margins > self.margin[point])
         self.adv[point] = torch.where(wide(worse, images), images, self.adv[point])
         self.margin[point] = torch.where(worse, margins, self.margin[point])
@@ -493,9 +533,21 @@ class Points:
         self.lanes = {name: saved[f"lanes.{name}"] for name in lanes}
 
 
-def mistaken(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether an image is misclassified; also where logits are NaN, which the judge refuses."""
-    return (logits.argmax(dim=1) != y) | logits.isnan().any(dim=1)
+def mistaken(logits: Tensor, state: State) -> Tensor:
+    """Whether an image is misclassified, or gets the label that the attack is to reach; also where
+    logits are NaN, which the judge refuses."""
+    return _reached(logits, state["y"], state.get("aim")) | logits.isnan().any(dim=1)
+
+
+def _reached(logits: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
+    label = logits.argmax(dim=1)
+    return label != y if aim is None else label == aim
+
+
+def _lead(logits: Tensor, y: Tensor, aim: Tensor | None) -> Tensor:
+    """By how much an image is misclassified, or gets the label aimed at; at most 0 if it does
+    not."""
+    return margin(logits, y, "none") if aim is None else -margin(logits, aim, "none")
 
 
 def judge(model: Classifier, images: Tensor, attack: str, who: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ DEFAULT_ATTACKS = "fgsm,pgd-20,pgd-100,cw"
 TRAINING_GROUPS: Mapping[str, str] = {
     "network and training": "model rounds epochs batch_size lr schedule ema clip validation "
     "select_on",
-    "training attack": "eps norm steps step_size start",
+    "training attack": "loss sampler eps norm steps step_size start",
     "regularisation": "awp penalty smoothing cutmix padding flip",
     "boosting after the first round": "later_epochs later_lr past aggressive eta",
     "reproducibility and speed": "seed precision fast",
@@ -208,7 +208,7 @@ def _study(p: _Parser) -> None:
     options = p.add_argument_group("options of each training", "in the place of the scale's")
     for names in TRAINING_GROUPS.values():
         for name in names.split():
-            if name != "seed":
+            if name not in ("seed", "loss", "sampler"):  # these are the rows' own
                 _add_training_option(options, BY_NAME[name])
     _common(p)
 
@@ -217,6 +217,7 @@ def _recipes(p: _Parser) -> None:
     """List the methods, or show how one is composed."""
     _add(p, "--show NAME", "the parts, the formula and the reference of one recipe")
     _add(p, "--markdown", "a table of how each is composed")
+    _imports(p)
 
 
 def _data(p: _Parser) -> None:
@@ -235,7 +236,8 @@ def _common(p: _Parser) -> None:
 
 
 def _imports(to: Any) -> None:
-    module = "import this first: a module of yours, by name or path, that registers models"
+    module = "import this first: a module of yours, by name or path, that registers models, "
+    module += "recipes, losses, samplers or attacks"
     _add(to, "--import MODULE", module, dest="imports", action="append", default=[])
 
 

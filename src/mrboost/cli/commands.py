@@ -22,7 +22,7 @@ from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, UnfinishedError
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
-from mrboost.recipes.config import saved_options
+from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
 from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
@@ -101,6 +101,11 @@ def _take_from_run(options: Namespace) -> dict[str, Any]:
     options.recipe = config["recipe"]["name"]
     options.data = config["data"] if options.data is None else options.data
     options.data_dir = config.get("data_dir") if options.data_dir is None else options.data_dir
+    if missing := unregistered(config):
+        raise InputError(
+            f"{str(options.out)!r} was trained with {missing}, which is not registered here: add "
+            "--import MODULE, of the module that registers it"
+        )
     return saved_options(config)
 
 

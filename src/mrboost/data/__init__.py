@@ -19,6 +19,7 @@ from mrboost.data.dataset import (
     hold_out,
     validation_split,
 )
+from mrboost.data.external import Source, from_loader
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import defaults, describe, load, names
 
@@ -29,11 +30,13 @@ __all__ = [
     "Dataset",
     "Defaults",
     "Mixed",
+    "Source",
     "Split",
     "as_tensors",
     "defaults",
     "describe",
     "drawn",
+    "from_loader",
     "from_tensors",
     "hold_out",
     "load",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, as_attack, named
 from mrboost.attacks.base import Untouched, ball_of
+from mrboost.attacks.others import adapted
 from mrboost.devices import device_of
 from mrboost.errors import InputError
 from mrboost.progress import Meter
@@ -84,9 +85,10 @@ def evaluate(
             labels), such as a ``DataLoader``.
         attack: a name (``autoattack``, ``apgd-ce``, ``square``, ``fgsm``, ``pgd-20``,
             ``pgd-mce-20``, ``cw``), an attack, several of them, or a mapping from labels to
-            attacks. Clean accuracy is always reported.
-        eps, norm: the ball of attacks given by name; with eps 0 every attack leaves
-            the images as they are.
+            attacks. One of foolbox works as it is; one of torchattacks owns its model, which must
+            be this very object. Clean accuracy is always reported.
+        eps, norm: the ball of attacks given by name, and of foolbox's; with eps 0 every attack
+            given by name leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
         progress: show a progress bar on standard error; where that is no terminal, a line for
             each attack and stage.
@@ -191,7 +193,7 @@ def resolve_attacks(
         step_size: of PGD given by name; a quarter of eps if not given.
     """
     if isinstance(attack, Mapping):
-        return {_label(label): _made(one) for label, one in attack.items()}
+        return {_label(label): _made(one, eps, norm) for label, one in attack.items()}
     if isinstance(attack, str) or not isinstance(attack, Sequence):
         attack = [attack]
     found: dict[str, Attack] = {}
@@ -204,7 +206,7 @@ def resolve_attacks(
             if eps == 0:
                 one = Untouched(item, norm)
         else:
-            one = _made(item)
+            one = _made(item, eps, norm)
             label = one.name
         if label in found and found[label] != one:
             label = f"{label} ({len(found) + 1})"
@@ -218,9 +220,9 @@ def _label(label: object) -> str:
     return label
 
 
-def _made(attack: object) -> Attack:
+def _made(attack: object, eps: float, norm: str) -> Attack:
     if isinstance(attack, type) or not callable(attack):
         raise InputError(
             f"an attack is a name or a callable attack(model, x, y), got {attack!r}: PGD(eps), say"
         )
-    return as_attack(attack)
+    return as_attack(adapted(attack, eps, norm))

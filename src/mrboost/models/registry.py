@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.ensemble import Ensemble
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError, check_new_name, unknown_name
 
 Shape = tuple[int, int, int]
 Factory = Callable[[Shape, int], nn.Module]
@@ -50,8 +50,7 @@ def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factor
     """
 
     def decorate(factory: Factory) -> Factory:
-        if name in _REGISTRY:
-            raise InputError(f"a model called {name!r} is registered already: choose another name")
+        check_new_name("model", name, _REGISTRY)
         _REGISTRY[name] = factory, normalize
         return factory
 

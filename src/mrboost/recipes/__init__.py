@@ -70,12 +70,13 @@ from .methods import (
     WIDER,
     Recipe,
     get,
+    register,
 )
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
 from .schedules import OneCycle, Piecewise, Schedule
 
-__all__ = ["RECIPES", "Recipe", "get"]
+__all__ = ["RECIPES", "Recipe", "get", "register"]
 __all__ += ["AT", "AT2", "AT_AWP", "AT_MCE", "AWP_MCE", "DEEPER", "GAIR", "GAIR_MCE", "MART"]
 __all__ += ["MART_MCE", "MART_MCE_PERTURBED", "MRBOOST", "MRBOOST_STRONG", "PINOT", "ROBBOOST"]
 __all__ += ["SNAPSHOTS", "STRONG", "TRADES", "TRADES_MCE", "WIDER"]

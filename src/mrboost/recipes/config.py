@@ -7,7 +7,7 @@ equality. Where the data lie and which device computes are not part of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Unpack, runtime_checkable
@@ -19,12 +19,13 @@ from mrboost.attacks import PGD
 from mrboost.attacks.pgd import STARTS
 from mrboost.data import Augment, CutMix, Dataset, Defaults
 from mrboost.errors import InputError, look_up, unknown_name
-from mrboost.losses import Smoothed
+from mrboost.losses import LOSSES, Smoothed
 from mrboost.options import BY_NAME, Fast, Option, Past, Precision, SelectOn, TrainingOptions
 from mrboost.threat import ball, radius
 
 from .awp import AWP
-from .methods import Recipe
+from .methods import RECIPES, Recipe
+from .samplers import SAMPLERS
 from .schedules import SCHEDULES
 
 # The least and the largest that the whole numbers of a training may be
@@ -38,7 +39,13 @@ LIMITS = {
 }
 _POSITIVE = ("lr", "later_lr", "step_size", "judge_step")
 _OPTIONAL_PARTS: dict[str, object] = {"awp": AWP(), "cutmix": CutMix()}
-_NAMED_PARTS: dict[str, Mapping[str, object]] = {"schedule": SCHEDULES, "start": STARTS}
+_NAMED_PARTS: dict[str, Mapping[str, object]] = {
+    "schedule": SCHEDULES,
+    "start": STARTS,
+    "sampler": SAMPLERS,
+    "loss": LOSSES,
+}
+_OWN = "your own: register it, and --import its module"
 
 
 @runtime_checkable
@@ -139,6 +146,9 @@ def configure(
             raise unknown_name("option", name, BY_NAME)
     if "eps" in given:
         given["eps"] = radius(given["eps"])
+    for name in ("sampler", "loss"):
+        if name in given:
+            recipe = _changed(recipe, name, given.pop(name))
     _check_options(recipe, given)
     for name, value in given.items():
         if BY_NAME[name].changes_recipe:
@@ -208,7 +218,11 @@ def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
     old: Any = getattr(recipe, part) or _OPTIONAL_PARTS.get(name)
     new = value
     if name in _NAMED_PARTS:
-        new = look_up(name, value, _NAMED_PARTS[name])
+        new = look_up(name, value, _NAMED_PARTS[name], _OWN if name in ("sampler", "loss") else "")
+    if name == "loss":
+        return _with_loss(recipe, new)
+    if name == "sampler" and hasattr(old, "loss") and hasattr(new, "loss"):
+        new = replace(new, loss=old.loss)
     elif name == "smoothing":
         new = _smoothed(recipe, value)
     elif BY_NAME[name].zero_is_off and value == 0:
@@ -220,6 +234,17 @@ def _changed(recipe: Recipe, name: str, value: Any) -> Recipe:
             raise InputError(f"penalty must be a finite number of at least 0, got {value!r}")
         new = replace(old, **{field[0]: value})
     return replace(recipe, **{part: new})
+
+
+def _with_loss(recipe: Recipe, loss: Any) -> Recipe:
+    """Another loss in the objective, and in the attack if it raises what the objective lowers."""
+    objective: Any = recipe.objective
+    sampler: Any = recipe.sampler
+    if not hasattr(objective, "loss"):
+        raise InputError(f"recipe {recipe.name!r} has no loss of labels: leave loss out")
+    if getattr(sampler, "loss", None) == objective.loss:
+        sampler = replace(sampler, loss=loss)
+    return replace(recipe, sampler=sampler, objective=replace(objective, loss=loss))
 
 
 def _smoothed(recipe: Recipe, share: float) -> Any:
@@ -255,6 +280,25 @@ def saved_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def unregistered(config: Mapping[str, Any]) -> str:
+    """What a saved configuration was made of that nobody has registered: "recipe 'mine'", say."""
+    saved = config["recipe"]
+    if saved["name"] not in RECIPES:
+        return f"recipe {saved['name']!r}"
+    recipe = describe_parts(RECIPES[saved["name"]])
+    found = saved_options(config)
+    parts: dict[str, Callable[[Any], Any]] = {
+        "sampler": lambda of: of["sampler"],
+        "loss": lambda of: of["objective"].get("loss"),
+    }
+    for name, part in parts.items():
+        value = part(saved)
+        if name not in found and _bare(value) != _bare(part(recipe)):
+            bare = _bare(value)
+            return f"{name} {bare['part'] if isinstance(bare, dict) else bare!r}"
+    return ""
+
+
 def _saved_value(option: Option, config: Mapping[str, Any]) -> Any:
     """What a configuration holds for an option; None where it has no place for it."""
     *above, field = option.path
@@ -266,10 +310,19 @@ def _saved_value(option: Option, config: Mapping[str, Any]) -> Any:
     value = part.get(field) if isinstance(part, Mapping) else None
     if option.zero_is_off:
         return value or 0
-    for name, named in _NAMED_PARTS.get(option.name, {}).items():
-        if describe_parts(named) == value:
-            return name
-    return None if option.name in _NAMED_PARTS else value
+    if option.name not in _NAMED_PARTS:
+        return value
+    parts = {name: describe_parts(part) for name, part in _NAMED_PARTS[option.name].items()}
+    return next((name for name in parts if _bare(parts[name]) == _bare(value)), None)
+
+
+def _bare(part: Any) -> Any:
+    """A described part without what other options say of it."""
+    if not isinstance(part, dict):
+        return part
+    if part.get("part") == "Smoothed":
+        return part.get("loss")
+    return {key: value for key, value in part.items() if key not in ("loss", "eta", "aggressive")}
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:

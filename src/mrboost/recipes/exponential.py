@@ -39,7 +39,7 @@ from mrboost.losses import is_label, margin_cross_entropies
 from mrboost.seeds import random_like
 from mrboost.threat import wide
 
-from .samplers import Sample, Turn
+from .samplers import Sample, Turn, register
 
 # The step of a move is drawn from [step_size / 100, step_size], since logits differ in scale
 _STEP_RANGE = 100.0
@@ -61,6 +61,7 @@ class _Chain(NamedTuple):
     gradient: Tensor
 
 
+@register("exp")
 @dataclass(frozen=True)
 class Exp:
     """Draw (y', δ) and an importance weight for every example of the batch, from P_t.

@@ -14,15 +14,19 @@ from typing import Any
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import InputError, look_up
+from mrboost.errors import InputError, check_new_name, look_up
 from mrboost.losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 
 from .awp import AWP
 from .exponential import Exp
 from .initial import Init, PerInit, RndInit
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
+from .parts import check_part
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
 from .schedules import OneCycle, Piecewise, Schedule
+
+_PARTS = ("sampler", "objective", "scope", "init", "start", "schedule")
+_NEEDED = {"sampler": ("joint",), "schedule": ("settled",)}
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,9 @@ class Recipe:
     cutmix: CutMix | None = None
 
     def __post_init__(self) -> None:
-        for part, needed in (("sampler", "joint"), ("schedule", "settled")):
-            if not hasattr(getattr(self, part), needed):
-                problem = f"{part} of recipe {self.name!r} has no attribute {needed!r}"
-                raise InputError(f"{problem}: give it one")
+        for part in _PARTS:
+            what = f"{part} of recipe {self.name!r}"
+            check_part(what, getattr(self, part), *_NEEDED.get(part, ()))
         if not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -363,8 +366,31 @@ _ORDERED = (
     *(AT_AWP, AWP_MCE, GAIR, GAIR_MCE, STRONG, MRBOOST, MRBOOST_STRONG, SNAPSHOTS),
     *(ROBBOOST, PINOT, WIDER, DEEPER, *_VARIANTS),
 )
+_BY_NAME = {recipe.name: recipe for recipe in _ORDERED}
 # Every method by its name
-RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ORDERED})
+RECIPES: Mapping[str, Recipe] = MappingProxyType(_BY_NAME)
+
+
+def register(recipe: Any) -> Recipe:
+    """Give a recipe of your own its name in ``boost``, and on the command line with ``--import`` of
+    the module that does so.
+
+    Returns:
+        The recipe.
+
+    Example:
+        >>> register(replace(AT, name="at-slow", summary="at in small steps", lr=0.01)).lr
+        0.01
+    """
+    if not isinstance(recipe, Recipe):
+        problem = f"a recipe is a mrboost.Recipe, got {recipe!r:.80}"
+        raise InputError(f"{problem}: make one with dataclasses.replace(mrboost.recipes.AT, ...)")
+    check_new_name("recipe", recipe.name, _BY_NAME)
+    _BY_NAME[recipe.name] = recipe
+    return recipe
+
+
+_HINT = "list them with: mrboost recipes; your own: recipes.register, and --import its module"
 
 
 def get(name: str) -> Recipe:
@@ -374,4 +400,4 @@ def get(name: str) -> Recipe:
         >>> get("at-mce").rounds
         1
     """
-    return look_up("recipe", name, RECIPES, hint="list them with: mrboost recipes")
+    return look_up("recipe", name, RECIPES, hint=_HINT)

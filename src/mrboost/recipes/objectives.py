@@ -129,7 +129,9 @@ class OnPairs:
             raise InputError(f"cutmix gives images two labels, and {chooses}: leave it out")
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
-        assert sample.other is not None, "this objective needs a sampler that chooses a false label"
+        if sample.other is None:
+            problem = "this objective needs a sampler that chooses a false label"
+            raise InputError(f"{problem}: take rnd, max or exp, or another objective")
         assert sample.mixed is None, "a false label of an image with two true ones is not defined"
         logits = model(sample.x)
         return losses.margin_cross_entropy(logits, sample.y, sample.other, reduction="none"), logits

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,10 @@ from mrboost import losses
 from mrboost.attacks import PGD, attacked
 from mrboost.data import Mixed
 from mrboost.ensemble import mean_logits
+from mrboost.errors import check_new_name
 from mrboost.seeds import Randomness
+
+from .parts import check_part
 
 # Networks and a batch to the logits that they give together
 Combine = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]
@@ -159,6 +162,30 @@ class Sampler(Protocol):
     def __call__(self, turn: Turn) -> Sample: ...
 
 
+SAMPLERS: dict[str, Sampler] = {}
+"""Samplers by the names that ``--sampler`` uses."""
+S = TypeVar("S", bound=Sampler | type[Sampler])
+
+
+def register(name: str) -> Callable[[S], S]:
+    """Make a sampler available to ``train --sampler`` under ``name``: a class that needs no
+    arguments, or a value of it::
+
+        @mrboost.samplers.register("half-clean")
+        @dataclass(frozen=True)
+        class HalfClean: ...
+    """
+
+    def decorate(sampler: S) -> S:
+        check_new_name("sampler", name, SAMPLERS)
+        made: Any = sampler() if isinstance(sampler, type) else sampler
+        check_part(f"sampler {name!r}", made, "joint")
+        SAMPLERS[name] = made
+        return sampler
+
+    return decorate
+
+
 def false_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
     """Labels drawn uniformly from all but the true ones.
 
@@ -171,6 +198,7 @@ def false_labels(y: Tensor, classes: int, generator: torch.Generator) -> Tensor:
     return (y + shift) % classes
 
 
+@register("learner")
 @dataclass(frozen=True)
 class Learner:
     """Adversarial training: attack the learner alone (Madry et al. 2018)."""
@@ -182,6 +210,7 @@ class Learner:
         return turn.sample(turn.ascend([turn.learner], self.loss))
 
 
+@register("past")
 @dataclass(frozen=True)
 class Past:
     """Attack the past members; the first learner itself (Pinot et al. 2020)."""
@@ -193,6 +222,7 @@ class Past:
         return turn.sample(turn.ascend(turn.past or [turn.learner], self.loss))
 
 
+@register("diverge")
 @dataclass(frozen=True)
 class Diverge:
     """TRADES: drive the perturbed logits away from the clean ones, ``max_δ divergence(g(x), g(x +
@@ -216,6 +246,7 @@ class Diverge:
         return turn.sample(turn.ascend(networks, drift))
 
 
+@register("geometry")
 @dataclass(frozen=True)
 class Geometry:
     """GAIR: attack the learner, and give examples that fall early a higher weight (Zhang et al.
@@ -251,6 +282,7 @@ class Geometry:
         return turn.sample(x_adv, weight=weight)
 
 
+@register("all")
 @dataclass(frozen=True)
 class All:
     """Attack the ensemble with one perturbation for all false labels (the paper's Sampler.All).
@@ -266,6 +298,7 @@ class All:
         return turn.sample(turn.ascend(turn.victims(self.aggressive), self.loss))
 
 
+@register("drawn")
 @dataclass(frozen=True)
 class Drawn:
     """``All`` at the cost of two networks: each image meets the learner and one past member.
@@ -291,6 +324,7 @@ def _with_one_past_member(networks: Sequence[Callable[[Tensor], Tensor]], x: Ten
     return (learner(x) + len(past) * logits) / len(networks)
 
 
+@register("rnd")
 @dataclass(frozen=True)
 class Rnd:
     """A uniformly random false label, and the perturbation that is worst for it (the paper's
@@ -307,6 +341,7 @@ class Rnd:
         return turn.sample(turn.ascend(turn.victims(self.aggressive), pairwise), other)
 
 
+@register("max")
 @dataclass(frozen=True)
 class Max:
     """The worst pair of false label and perturbation (the paper's Sampler.Max).

@@ -54,12 +54,14 @@ def differences(
         name = ".".join(path)
         if path[0] in ignore or name in ignore or (only is not None and path[0] not in only):
             continue
-        for option in OPTIONS:
-            is_part = all(one == other for one, other in zip(option.path, path, strict=False))
-            if is_part and before.get(option.name) != after.get(option.name):
-                name, old, new = option.name, before.get(option.name), after.get(option.name)
-                break
-        found[name] = f"{name}: {old!r:.200} -> {new!r:.200}"
+        of_options = [
+            (option.name, before.get(option.name), after.get(option.name))
+            for option in OPTIONS
+            if all(one == other for one, other in zip(option.path, path, strict=False))
+            and before.get(option.name) != after.get(option.name)
+        ]
+        for called, was, now in of_options or [(name, old, new)]:
+            found[called] = f"{called}: {was!r:.200} -> {now!r:.200}"
     decisive = [found[name] for name in ("recipe.name", "data") if name in found]
     return decisive or list(found.values())
 

@@ -78,7 +78,7 @@ def _point(value: Any) -> bool:
 
 def _value_of(option: Option) -> Callable[[Any], bool]:
     """What the configuration may hold for an option of the training."""
-    if option.path[-1] in ("schedule", "start"):  # parts, which have names as options alone
+    if option.path[-1] in ("schedule", "start", "sampler", "loss"):  # parts, named as options alone
         return lambda value: _object(value) or _text(value)
     if option.choices:
         return _one_of(None, *option.choices)

@@ -7,6 +7,8 @@
 ``step.Step``     one batch: the recipe's sampler perturbs it, the objective gives a loss for each
                   image, SGD follows their mean
 ``state``         what a round is made of between two epochs (``FitState``), which epoch is the best
+``checks``        what is refused before training: parts that do not give what is asked of them
+``observers``     who is told of each epoch and round; ``loggers`` has two for ``on_epoch``
 ``ema``           the average of the weights that may be kept in place of the latest
 
 A recipe needs none of this to change: a sampler or an objective of one's own is a part of the

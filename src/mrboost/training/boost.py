@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mrboost import data as datasets
 from mrboost import models
-from mrboost.attacks import attacked
-from mrboost.data import Dataset, Split, validation_split
+from mrboost.data import Dataset, Source, Split, validation_split
 from mrboost.devices import end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
@@ -27,7 +26,9 @@ from mrboost.runs import Run
 from mrboost.runs.identity import FIRST_ROUND, differences
 from mrboost.seeds import derive, global_stream
 
+from .checks import check_parts
 from .fit import VALIDATION_STEPS, fit
+from .observers import Observer, Tell, teller
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 def boost(
     recipe: Recipe | str,
-    data: Dataset | str = "digits",
+    data: Dataset | str | Source | tuple[Source, Source] = "digits",
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -44,13 +45,17 @@ def boost(
     data_dir: str | Path | None = None,
     verify: bool = True,
     progress: bool = False,
+    on_epoch: Observer | None = None,
+    on_round: Observer | None = None,
     **options: Unpack[TrainingOptions],
 ) -> Ensemble | Mixture:
     """Train a recipe and return the ensemble of its rounds, ready for use.
 
     Args:
         recipe: a ``Recipe`` or the name of one (``mrboost.recipes.RECIPES``).
-        data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``).
+        data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``); or a
+            ``DataLoader`` or dataset of torch's, or a pair of them to train and to test on, which
+            ``mrboost.data.from_loader`` reads once.
         out: a folder to keep the run in, crash-safe; without it nothing is written.
         resume: go on with the run in ``out`` if there is one.
         first: a trained run on the same data, whose first network is the first round of this one.
@@ -58,15 +63,21 @@ def boost(
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
+        on_epoch: called after each epoch with a copy of its line of metrics.jsonl, which has round,
+            epoch, loss, clean, robust, seconds and more, and with ``best_epoch``, ``epochs`` and
+            ``rounds``; ``mrboost.loggers`` has two. It is told when all is saved, in the first of
+            several processes. It cannot change the training: what it raises becomes a warning.
+        on_round: likewise after each round with ``round``, ``rounds``, the chosen ``epoch`` of its
+            ``epochs``, and ``robust``, the held-out accuracy after it.
         options: those of ``mrboost.options.OPTIONS``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
-    dataset = datasets.load(data, data_dir, verify=verify) if isinstance(data, str) else data
+    dataset = _dataset(data, data_dir, verify, progress)
     config = resolve(recipe, dataset, **options)
     fabric = make_fabric(device, config.precision, together=True)
     if config.batch_size < 2 * fabric.world_size:
         raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
-    _check_model(_new_learner(config, dataset, 1), config.model, dataset)
+    check_parts(config, _new_learner(config, dataset, 1), dataset)
     description = describe(config, dataset)
     if data_dir is not None:
         description["data_dir"] = str(Path(data_dir).absolute())
@@ -80,11 +91,31 @@ def boost(
             if run.writes and run.rounds_done() == 0:
                 _adopt(run, run.config["first"])
             fabric.barrier()
-        members = _rounds(config, dataset, fabric, run, progress and fabric.is_global_zero)
+        first_process = fabric.is_global_zero
+        told = (
+            teller(on_epoch if first_process else None, "on_epoch"),
+            teller(on_round if first_process else None, "on_round"),
+        )
+        members = _rounds(config, dataset, fabric, run, progress and first_process, told)
         if fabric.world_size > 1:
             end_processes()
     weights = run.load_weights("best", len(members)) if run is not None else None
     return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
+
+
+def _dataset(
+    data: Dataset | str | Source | tuple[Source, Source],
+    data_dir: str | Path | None,
+    verify: bool,
+    progress: bool,
+) -> Dataset:
+    """Data in whatever form they come."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str):
+        return datasets.load(data, data_dir, verify=verify)
+    pair = data if isinstance(data, tuple) else (data,)
+    return datasets.from_loader(*pair, progress=progress)
 
 
 @contextmanager
@@ -134,7 +165,12 @@ def _adopt(run: Run, first: dict[str, str]) -> None:
 
 
 def _rounds(
-    config: Config, dataset: Dataset, fabric: Fabric, run: Run | None, progress: bool
+    config: Config,
+    dataset: Dataset,
+    fabric: Fabric,
+    run: Run | None,
+    progress: bool,
+    told: tuple[Tell, Tell],
 ) -> list[nn.Module]:
     """The members of the classifier after all rounds: past ones as later rounds met them, the
     newest one's best epoch.
@@ -153,7 +189,8 @@ def _rounds(
         past = [move_model(member, fabric.device) for member in run.members(done, kept)]
         newest = [move_model(run.members(done, "best")[-1], fabric.device)]
         _score_rounds(config, run, held_out, fabric.device, progress)
-    common: dict[str, Any] = {"fabric": fabric, "run": run, "progress": progress}
+    on_epoch, on_round = told
+    common: dict[str, Any] = {"fabric": fabric, "run": run, "progress": progress, "tell": on_epoch}
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
@@ -170,6 +207,8 @@ def _rounds(
             run.clear_checkpoint()
             fabric.barrier()
             _score_rounds(config, run, held_out, fabric.device, progress)
+        place = {"round": round_, "rounds": config.rounds, "epoch": fitted.best_epoch}
+        on_round({**place, "epochs": fitted.epochs, "robust": fitted.robust})
     return past[:-1] + newest
 
 
@@ -205,18 +244,3 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
     mean, std = dataset.channel_stats()
     with global_stream(derive(config.seed, "initialise", round_), torch.device("cpu")):
         return models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
-
-
-def _check_model(learner: nn.Module, name: str, dataset: Dataset) -> None:
-    """Refuse a model that does not give one logit per class, or spoils its images, before an
-    epoch is spent on it."""
-    images = dataset.train[:2].images().cpu()
-    given = images.clone()
-    with attacked(learner), torch.no_grad():
-        logits = learner(given)
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if shape != (2, dataset.num_classes):
-        wanted = f"(2, {dataset.num_classes}) for 2 images of {dataset.name}"
-        raise InputError(f"model {name!r} must return logits of shape {wanted}, it gave {shape}")
-    if not torch.equal(given, images):
-        raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")

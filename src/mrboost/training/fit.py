@@ -27,6 +27,7 @@ from mrboost.runs import Run
 from mrboost.seeds import derive, global_stream
 
 from .ema import Average
+from .observers import Tell, teller
 from .state import FitState, copy_state
 from .step import Step
 
@@ -39,13 +40,14 @@ _FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the d
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit leaves: the weights that did best on the held-out images, and
-    those of the last epoch."""
+    """What a fit leaves: the weights that did best on the held-out images, with their robust
+    accuracy there, and those of the last epoch."""
 
     best: State
     last: State
     best_epoch: int
     epochs: int
+    robust: float
 
 
 def fit(
@@ -59,6 +61,7 @@ def fit(
     round_: int = 1,
     run: Run | None = None,
     progress: bool = False,
+    tell: Tell = teller(None, ""),  # noqa: B008 — it tells nobody
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen
     members of earlier rounds.
@@ -66,7 +69,7 @@ def fit(
     The best epoch (``state.best_epoch``) is chosen, late in the training, by the ensemble of
     ``past`` and learner on ``held_out``; where the sampler ignores the past, the learner alone is
     judged. With a ``run``, every epoch is logged and saved there, and a checkpoint of this round is
-    continued.
+    continued. ``tell`` is handed each epoch's figures.
     """
     state = begin(learner, config, fabric)
     if run is not None:
@@ -92,7 +95,10 @@ def fit(
                 state.save(run, round_)
             if progress:
                 meter.tell(_epoch_line(row, config, state))
-    return Fitted(state.best, copy_state(state.kept), state.best_epoch, state.epoch)
+            of = {"epochs": config.epochs, "rounds": config.rounds, "best_epoch": state.best_epoch}
+            tell(row | of)
+    robust = state.scores[state.best_epoch - 1]
+    return Fitted(state.best, copy_state(state.kept), state.best_epoch, state.epoch, robust)
 
 
 def _average_buffers(state: FitState, fabric: Fabric) -> None:
