@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from mrboost.attacks import APGD, AutoAttack
 from mrboost.attacks.survivors import Hooks, run
-from mrboost.cli.arguments import fraction
 from mrboost.devices import exact_float32
+from mrboost.options import fraction
 from mrboost.runs import Run
 from mrboost.runs.evaluate_run import draw, load_data, load_model
 from mrboost.threat import ball

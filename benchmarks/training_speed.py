@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import cycle, islice
+from typing import Any
 
 import mrboost  # isort: skip — before torch, as in the command: it says how idle threads wait
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from mrboost import models, recipes
 from mrboost.attacks import attacked
 from mrboost.data import Dataset
-from mrboost.devices import exact_float32, make_fabric, place
+from mrboost.devices import exact_float32, make_fabric, move_model
 from mrboost.recipes.config import Config, resolve
 from mrboost.speed.copies import quick
 from mrboost.training.fit import begin
@@ -53,14 +54,14 @@ def naive(config: Config, network: nn.Module, *, frozen: bool = False) -> Train:
             x_adv = x_adv.detach().requires_grad_(True)
             network.zero_grad()
             with attacked(network) if frozen else nullcontext():
-                F.cross_entropy(network(x_adv), y).backward()
+                F.cross_entropy(network(x_adv), y).backward()  # type: ignore[no-untyped-call]
             assert x_adv.grad is not None
             x_adv = torch.min(torch.max(x_adv + step * x_adv.grad.sign(), x - eps), x + eps).clamp(
                 0, 1
             )
         network.train()
         optimizer.zero_grad()
-        F.cross_entropy(network(x_adv.detach()), y).backward()
+        F.cross_entropy(network(x_adv.detach()), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return train
@@ -107,18 +108,20 @@ def main() -> None:
     stream = batches(dataset, options.batch_size, device)
     sample = next(stream)[0]
 
-    def config(recipe: str, **said: str) -> Config:
+    def config(recipe: str, **options_: Any) -> Config:
         return resolve(
             recipes.get(recipe),
             dataset,
             model=options.model,
             batch_size=options.batch_size,
             epochs=1,
-            **said,
+            **options_,
         )
 
     def network() -> nn.Module:
-        return place(models.build(config("at").model, dataset.shape, dataset.num_classes), device)
+        return move_model(
+            models.build(config("at").model, dataset.shape, dataset.num_classes), device
+        )
 
     def members(count: int) -> list[nn.Module]:
         return [network().eval().requires_grad_(False) for _ in range(count)]
@@ -170,8 +173,8 @@ def main() -> None:
         f"{'':24}  naive over it  over at   set-up s  peak MiB  ({config('at').model}, batch "
         f"{options.batch_size})"
     )
-    for name, turns in seconds.items():
-        median = statistics.median(turns)
+    for name, times in seconds.items():
+        median = statistics.median(times)
         relative = median / statistics.median(seconds["at"])
         print(
             f"{name:24}  {base / median:>13.2f}  {relative:>7.2f}  {setups[name]:>9.1f}  "

@@ -67,7 +67,7 @@ def renewed(page: str) -> str:
     for name, text in (("table", table()), ("tree", f"```\n{tree()}\n```")):
         block = f"<!-- house: {name} -->\n\n{text}\n\n<!-- end -->"
         pattern = rf"<!-- house: {name} -->.*?<!-- end -->"
-        page, found = re.subn(pattern, lambda _, block=block: block, page, flags=re.DOTALL)
+        page, found = re.subn(pattern, block.replace("\\", r"\\"), page, flags=re.DOTALL)
         if found != 1:
             raise SystemExit(f"{DESIGN}: {found} places for the {name}, not one")
     return page

@@ -110,7 +110,7 @@ def main() -> None:
         seen.append(images)
         loss = F.cross_entropy(learner.train()(images), y[index])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         fixed.follow(learner)
         gradual.follow(learner)

@@ -16,8 +16,9 @@ from tqdm import tqdm
 
 import mrboost
 from mrboost import recipes
+from mrboost.files import State
 from mrboost.recipes.config import resolve
-from mrboost.training.state import FitState, State, copy_state
+from mrboost.training.state import FitState, copy_state
 
 EPS = 0.15
 Rule = Callable[[Sequence[float], float], int]

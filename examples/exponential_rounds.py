@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import mrboost
-from mrboost.recipes import All, Exp, OnPairs, get
+from mrboost.recipes import All, Exp, OnPairs, Sampler, get
 
 ROUNDS = 4
 EPOCHS = 8
 SEEDS = (0, 1, 2)
 EPS = 0.1
-SAMPLERS = {
+SAMPLERS: dict[str, Sampler] = {
     "Exp, past members, η = 0.5": Exp(eta=0.5, aggressive=False),
     "Exp, past members, η = 2": Exp(eta=2.0, aggressive=False),
     "Exp, past members, η = 16, no weights": Exp(eta=16.0, aggressive=False, reweight=False),

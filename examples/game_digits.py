@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also draw the intervals, as SVG")
     a = parser.parse_args()
 
-    payoff = stump_game(*a.pair, a.perturbations, a.eps)
+    payoff = stump_game(a.pair[0], a.pair[1], a.perturbations, a.eps)
     start = time.perf_counter()
     exact = game.solve(payoff)
     seconds = time.perf_counter() - start

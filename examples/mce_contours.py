@@ -31,7 +31,7 @@ def losses(g0: torch.Tensor, g1: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 def contours(title: str, axis: torch.Tensor, values: torch.Tensor) -> str:
     """Contours of a function of the first two logits, as SVG text."""
     labels = ("g(x)₀, the true label", "g(x)₁, the false label")
-    figure, axes = new_figure(title, *labels, size=(4.4, 3.8))
+    figure, axes = new_figure(title, *labels, height=3.8)
     levels = np.arange(0, 21, 1.0)
     filled = axes.contourf(axis, axis, values, levels=levels, cmap="viridis", extend="max")
     axes.contour(axis, axis, values, levels=levels, colors="white", linewidths=0.4)

@@ -212,7 +212,7 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         (lambda: APGD(0.1, loss="ce"), "does not bear: 'ce' is not a callable"),  # type: ignore[arg-type]
         (lambda: FAB(0.1, targets=-1), "targets must be at least 0, got -1"),
         (lambda: Square(-1), "eps must be positive"),
-        (lambda: APGD(0.1, "L1"), "unknown norm 'L1'"),
+        (lambda: APGD(0.1, "L3"), "unknown norm 'L3'"),
         (lambda: AutoAttack(0.1, version="standart"), "did you mean standard"),
         (
             lambda: APGD(0.1)(lambda x: x.detach() * 1, torch.eye(3), torch.arange(3)),

@@ -17,11 +17,11 @@ from mrboost.threat import ball
 def test_square_sizes_follow_the_schedule() -> None:
     """For 32×32: p = 0.8 gives 29 pixels, then p/2, p/4 … after 10, 50, 200, 500, 1000,
     2000 and 4000 queries."""
-    sides, _, _ = _schedule(5000, 0.8, 32, 32, 1, torch.device("cpu"))
+    sides, _, _ = _schedule(5000, 0.8, 32, 32, 1, "Linf", torch.device("cpu"))
     changes = [0, *(sides.diff().nonzero().squeeze(1) + 1).tolist()]
     assert changes == [0, 11, 51, 201, 501, 1001, 2001, 4001]
     assert sides[changes].tolist() == [29, 20, 14, 10, 7, 5, 4, 3]
-    odd, _, _ = _schedule(5000, 0.8, 32, 32, 3, torch.device("cpu"))
+    odd, _, _ = _schedule(5000, 0.8, 32, 32, 3, "L2", torch.device("cpu"))
     assert odd[changes].tolist() == [29, 21, 15, 11, 7, 5, 5, 3]
 
 

@@ -204,7 +204,7 @@ def test_learned_weights_replace_the_equal_ones(
         ("--eps -1", "eps must be positive and finite, got -1.0"),
         ("--batch-size -1", "batch_size must be at least 1, and whole, got -1"),
         ("--norm L2", "give --eps for norm 'L2'"),
-        ("--norm L1", "unknown norm 'L1'"),
+        ("--norm L3", "unknown norm 'L3'"),
         ("--weights best,worst --attack fgsm", "'best' or 'last', got 'worst'"),
         ("--device cuda:7", "device 'cuda:7'"),
         ("--staged --rounds 1", "give one of them"),

@@ -259,7 +259,7 @@ def test_images_that_do_not_fit_the_network_are_named_by_their_shape(
         lambda: PGD(0.1)(net.double(), x.double(), y),
     ):
         with pytest.raises(
-            InputError, match=rf"images of shape \(N, {str(shape)[1:-1].rstrip(',')}\): .* says: "
+            InputError, match=rf"images of shape \(N, {str(shape)[1:-1].rstrip(',')}\): "
         ) as error:
             call()
         assert "\n" not in str(error.value)

@@ -110,7 +110,7 @@ def test_a_model_that_works_in_place_is_not_trained(
         return InPlace(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
 
     before = digits.train.images().clone()
-    with pytest.raises(InputError, match="model 'in-place' changes the images that it is given"):
+    with pytest.raises(InputError, match="model 'in-place' changes its images"):
         mrboost.boost("at", digits, model="in-place", epochs=1, device="cpu")
     assert torch.equal(digits.train.images(), before)
 

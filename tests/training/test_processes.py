@@ -258,7 +258,7 @@ def test_what_one_process_does_is_refused_to_several(
             ("LOCAL_RANK", "0"),
         ):
             patched.setenv(name, value)
-        assert "start this command without torchrun" in error_of(capsys, "reweight", run)
+        assert "start it without torchrun" in error_of(capsys, "reweight", run)
     monkeypatch.setattr(
         evaluate_run, "make_fabric", lambda *_, **__: SimpleNamespace(global_rank=0, world_size=2)
     )
