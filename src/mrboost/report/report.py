@@ -22,7 +22,8 @@ from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.curve import probability_margins, robustness_curve
-from mrboost.evaluation.result import format_eps
+from mrboost.evaluation.page import write_page
+from mrboost.evaluation.result import Evaluation, format_eps
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
@@ -46,7 +47,7 @@ SETTINGS = (
 
 
 def write_report(
-    run_dirs: Sequence[str | Path],
+    run_dirs: Sequence[str | Path] | Mapping[str, Evaluation],
     out: str | Path,
     *,
     n: int = 500,
@@ -57,11 +58,16 @@ def write_report(
     plots_dir: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
-    """Write the page on these runs to ``out`` and return its path.
+    """Write the page on these runs, or on evaluations of any models by their labels, to ``out`` and
+    return its path.
 
     ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the
     plots are kept there too, as SVG files.
     """
+    if isinstance(run_dirs, Mapping):
+        found = {label: one.to_dict() for label, one in run_dirs.items()}
+        write_page(found, {label: one.to_rows() for label, one in run_dirs.items()}, Path(out))
+        return Path(out)
     named(attack)  # refuses an unknown name before anything is loaded
     runs = _opened(run_dirs)
     first = next(iter(runs.values()))
