@@ -262,6 +262,31 @@ def test_models_of_other_packages(here, capsys, monkeypatch) -> None:
     assert isinstance(mrboost.load("run")[0][0], Normalize), "by the data's mean and deviation"
 
 
+def test_a_function_of_a_file_is_trained_and_fine_tuned(here, weights, capsys) -> None:
+    train = ["train", "at", "--data", "digits", "--epochs", "1", "--device", "cpu", "--quiet"]
+    safetensors.torch.save_file({f"1.{k}": v for k, v in weights.items()}, "w.safetensors")
+    named = ["--model", "mynets.py:linear", "--first", "w.safetensors", "--lr", "1e-9"]
+    done(*train, *named, "--out", "tuned")
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "next: mrboost evaluate tuned --import=mynets.py:linear  and  "
+        "mrboost report tuned --import=mynets.py:linear"
+    )
+    tuned = mrboost.load("tuned")[0]
+    assert torch.allclose(tuned[1][1].weight, weights["weight"], atol=1e-5)
+    assert json.loads(Path("tuned/config.json").read_text())["model"] == "mynets.py:linear"
+    boosted = ["--first", "tuned", "--model", "mynets.py:linear", "--lr", "1e-9"]
+    done(*train[:1], "mrboost", *train[2:], *boosted, "--rounds", "2", "--out", "boosted")
+    assert len(mrboost.load("boosted")) == 2
+    registry._REGISTRY.pop("mynets.py:linear")
+    resumed = ["train", "--resume", "--out", "tuned", "--quiet"]
+    assert "--import mynets.py:linear" in error_of(capsys, *resumed)
+    done(*resumed, "--import", "mynets.py:linear")
+    assert "training needs an nn.Module" in error_of(
+        capsys, *train, "--model", "mynets:answers", "--out", "none"
+    )
+    assert not Path("none").exists()
+
+
 def test_grey_levels_are_refused_wherever_images_enter(model, batch) -> None:
     x, y = batch
     attack = mrboost.attacks.FGSM(0.1)

@@ -124,7 +124,8 @@ def _train(p: _Parser) -> None:
     _add(p, "--data NAME", f"{DATASETS} or folder:PATH (default: digits)")
     _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
     _add(p, "--resume", "go on with the run in --out")
-    _add(p, "--first RUN", "boost a trained network: that of RUN is the first round", Path)
+    first = "boost the network of a run, or fine-tune it or weights from a file (.safetensors, .pt)"
+    _add(p, "--first RUN|FILE", first, Path)
     for title, names in TRAINING_GROUPS.items():
         group = p.add_argument_group(title)
         for name in names.split():

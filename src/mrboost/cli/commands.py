@@ -44,8 +44,7 @@ def run(options: Namespace) -> None:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
         _import(module)
-    if ":" in (model := getattr(options, "model", None) or "") and not is_alias(model):
-        models.add(model)
+    _import_model(options, getattr(options, "model", None) or "")
     try:
         COMMANDS[options.command](options)
     except torch.OutOfMemoryError as error:
@@ -90,7 +89,7 @@ def _train(options: Namespace) -> None:
         found = f"clean {epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
         place = f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}"
         lines.append(f"{place}  {run.config['select_on']} {found}")
-    same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
+    same = _same(run, options)
     lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
@@ -191,8 +190,7 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
         return Run.open(name), None
     if options.data is None:
         raise InputError(f"give --data NAME or folder:PATH: the images to evaluate {name} on")
-    if ":" in name and not is_alias(name):
-        models.add(name)
+    _import_model(options, name)
     dataset = datasets.load(options.data, options.data_dir, verify=options.verify)
     radii = [eps for eps in options.eps if eps is not None]
     weights = Path(options.weights).stem if options.weights else ""
@@ -216,9 +214,7 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
 
 def _same(run: Run, options: Namespace) -> str:
     """The run and what to import for it, as another command takes them."""
-    code = [] if is_alias(options.target) or ":" not in options.target else [options.target]
-    imports = (f"--import={module}" for module in [*options.imports, *code])
-    return shlex.join([str(run.folder), *imports])
+    return shlex.join([str(run.folder), *(f"--import={module}" for module in options.imports)])
 
 
 def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifiers) -> Path:
@@ -320,6 +316,13 @@ def _study(options: Namespace) -> None:
         found |= {"markdown": str(markdown), "html": str(html)}
         text = f"{markdown.read_text('utf-8')}\npages: {markdown} and {html}"
     _show(options, found, text)
+
+
+def _import_model(options: Namespace, name: str) -> None:
+    """Import a model that is named as ``file.py:function``, here and in commands to come."""
+    if ":" in name and not is_alias(name):
+        models.add(name)
+        options.imports = [*options.imports, name]
 
 
 def _import(module: str) -> None:

@@ -374,15 +374,27 @@ class GivenModel(Run):
         return True  # those of other weights are dropped when these are evaluated
 
 
-def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
+def load(
+    run_dir: str | Path,
+    which: str = "best",
+    rounds: int | None = None,
+    *,
+    trainable: bool = False,
+) -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
-    ``which`` is "best" (the newest member's epoch is chosen on validation images) or "last";
-    ``rounds`` takes the ensemble as it was after so many of them. Members count alike unless
-    ``mrboost reweight`` learned weights for them. Parameters need no gradient, so it plugs into any
-    attack library as it is. A model of your own must be registered before, as it was for training.
+    Members count alike unless ``mrboost reweight`` learned weights for them. Parameters need no
+    gradient, so it plugs into any attack library as it is. A model of your own must be registered
+    before, as it was for training.
+
+    Args:
+        run_dir: its folder.
+        which: "best" (the newest member's epoch is chosen on validation images) or "last".
+        rounds: the ensemble as it was after so many of them; all if not given.
+        trainable: in training mode, with parameters that need gradients, to go on with.
     """
-    return Run.open(run_dir).classifier(which, rounds)
+    model = Run.open(run_dir).classifier(which, rounds)
+    return model.requires_grad_(True).train() if trainable else model
 
 
 def _epoch(path: Path) -> int:

@@ -101,7 +101,9 @@ _RUN: Schema = {
     "format": _one_of(FORMAT),
     **_each(_text, "recipe.name recipe.summary data model norm select_on input.fingerprint"),
     **_each(
-        _text, "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.of?"
+        _text,
+        "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.weights? "
+        "first.of?",
     ),
     **_each(_positive, "eps judge_step"),
     "rounds": _ROUND,
