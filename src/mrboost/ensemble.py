@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import reduce
 from operator import add
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from .errors import InputError
+
+_LARGEST = 16.0  # beyond it are grey levels: methods that explain answers go a little beyond 1
 
 
 def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     """The mean of the members' logits: one forward pass each, and a running sum."""
     total = reduce(add, (member(x) for member in members))
     return total if len(members) == 1 else total / len(members)
+
+
+def refuse_grey_levels(x: Tensor | fx.Proxy) -> None:
+    """Refuse images of 0 to 255, of which networks for [0, 1] would make something without a word.
+
+    Floats are looked at where they have values: not while a graph is captured, traced or exported.
+    """
+    if isinstance(x, fx.Proxy):
+        return
+    if not x.is_floating_point():
+        raise InputError(f"images must be floating point, got {x.dtype}: divide uint8 by 255")
+    tracing = torch.compiler.is_compiling() or torch._C._get_tracing_state()
+    if tracing or x.numel() == 0 or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    largest = 0.0
+    with suppress(RuntimeError):  # a tensor without values
+        largest = x.detach().amax().item()
+    if largest > _LARGEST:
+        raise InputError(f"images must lie in [0, 1], these reach {largest:.4g}: divide by 255")
 
 
 class _Members(nn.Module):
@@ -51,6 +73,7 @@ class _Members(nn.Module):
 
     def _answers(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each member's logits, on images of its own, as it may work in place, and its weight."""
+        refuse_grey_levels(x)
         for member, weight in zip(self.members, self.weights, strict=True):
             yield member(x.clone()), weight
 

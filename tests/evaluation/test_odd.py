@@ -226,7 +226,7 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
             model, x, ["cat"] * 64
         ),  # type: ignore[arg-type]
         "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y),  # type: ignore[arg-type]
-        "gave SimpleNamespace: wrap it": lambda: mrboost.evaluate(
+        "gave SimpleNamespace: give mrboost.models.Logits": lambda: mrboost.evaluate(
             lambda z: SimpleNamespace(logits=model(z)), x, y
         ),
         "floating point, the model returned torch.int64": lambda: mrboost.evaluate(

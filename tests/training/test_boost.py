@@ -234,7 +234,6 @@ def test_a_first_round_must_fit(tiny: Dataset, tmp_path) -> None:
     for wrong, message in (
         ({"validation": 5}, r"cannot be first \(validation: 3 -> 5\)"),
         ({"model": "cnn-digits-silu"}, "model: 'cnn-digits' -> 'cnn-digits-silu'"),
-        ({"rounds": 1}, "give rounds of 2 or more"),
         ({"first": tmp_path / "none"}, "there is no run folder"),
         ({"out": None}, "give out as well"),
     ):
@@ -409,3 +408,39 @@ def test_wider_is_one_model_of_five(tiny: Dataset) -> None:
     assert resolve(recipes.get("deeper"), tiny, model="cnn9").model == "cnn9"
     with pytest.raises(InputError, match="unknown model 'cnn-digit'"):
         models.build("3xcnn-digit")
+
+
+def test_a_trained_network_is_fine_tuned(tiny: Dataset, tmp_path, capsys) -> None:
+    """From a run or a file, for other classes too; a resumed run does not need the file."""
+    boost("at", tiny, epochs=1, out=tmp_path / "single", device="cpu")
+    weights = tmp_path / "single" / "members" / "01.safetensors"
+    still = {"lr": 1e-12, "epochs": 1, "device": "cpu"}
+    kept = mrboost.load(tmp_path / "single")
+    for first, rounds in ((tmp_path / "single", 1), (weights, 1), (weights, 2)):
+        out = tmp_path / f"{first.name}-{rounds}"
+        tuned = boost("mrboost", tiny, first=first, rounds=rounds, out=out, **still)
+        for mine, theirs in zip(tuned[0].parameters(), kept[0].parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-5)
+    assert parameters_agree(boost("at", tiny, first=weights, **still)[0], tuned[0])
+
+    two = replace(tiny, **{s: getattr(tiny, s)[getattr(tiny, s).y < 2] for s in ("train", "test")})
+    two = replace(two, classes=("a", "b"))
+    bare = {k.removeprefix("1."): v for k, v in kept[0].state_dict().items() if k[0] == "1"}
+    torch.save({"state_dict": bare}, tmp_path / "bare.pt")
+    tuned = boost("at", two, first=tmp_path / "bare.pt", out=tmp_path / "two", **still)
+    assert "are for other classes, and start anew" in capsys.readouterr().err
+    first, tuned = (next(network.parameters()) for network in (kept[0], tuned[0]))
+    assert torch.allclose(first, tuned, atol=1e-5)
+    (tmp_path / "bare.pt").unlink()
+    boost("at", two, out=tmp_path / "two", resume=True, **still)
+    torch.save(bare | {"extra": torch.ones(1)}, tmp_path / "bare.pt")
+    with pytest.raises(InputError, match=r"does not fit model 'cnn-digits': it has extra besides"):
+        boost("at", tiny, first=tmp_path / "bare.pt", out=tmp_path / "none", **still)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_is_loaded_to_be_trained(trained) -> None:
+    model = mrboost.load(trained, trainable=True)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not mrboost.load(trained).training

@@ -18,6 +18,7 @@ from types import CellType, CodeType, FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
+from mrboost.ensemble import refuse_grey_levels
 from mrboost.errors import InputError, UnfitError
 from mrboost.seeds import keep_random_state
 
@@ -126,8 +127,7 @@ def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse what is not a batch of images in [0, 1] with integer labels."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
-    if not x.is_floating_point():
-        raise InputError(f"images must be floating point, got {x.dtype}: divide uint8 by 255")
+    refuse_grey_levels(x)
     if x.ndim < 2 or len(x) == 0:
         shape = tuple(x.shape)
         raise InputError(f"images must be a batch (N, …) of at least one, got shape {shape}")
@@ -175,8 +175,7 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         raise UnfitError(f"the model does not take images of {given}: {says}", error) from error
     wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
     if not isinstance(logits, Tensor):
-        remedy = ": wrap it, to return output.logits" if hasattr(logits, "logits") else ""
-        raise InputError(f"{wanted} {type(logits).__name__}{remedy}")
+        raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.Logits(model)")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
         raise InputError(f"{wanted} {tuple(logits.shape)}")
     if not logits.is_floating_point():

@@ -124,7 +124,8 @@ def _train(p: _Parser) -> None:
     _add(p, "--data NAME", f"{DATASETS} or folder:PATH (default: digits)")
     _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
     _add(p, "--resume", "go on with the run in --out")
-    _add(p, "--first RUN", "boost a trained network: that of RUN is the first round", Path)
+    first = "boost the network of a run, or fine-tune it or weights from a file (.safetensors, .pt)"
+    _add(p, "--first RUN|FILE", first, Path)
     for title, names in TRAINING_GROUPS.items():
         group = p.add_argument_group(title)
         for name in names.split():
@@ -133,21 +134,28 @@ def _train(p: _Parser) -> None:
 
 
 def _evaluate(p: _Parser) -> None:
-    """Accuracy of a trained run on test images, clean and attacked. It is kept in the run's
-    results.json."""
-    p.add_argument("target", metavar="RUN", help="the folder that train wrote")
+    """Accuracy of a trained run, or of any model, on test images, clean and attacked. It is kept in
+    the results.json of the run, or of a folder of its own."""
+    model = "folder that train wrote, or a model: file.py:function, module:function, timm:NAME, …"
+    p.add_argument("target", metavar="RUN|MODEL", help=model)
+    of_model = p.add_argument_group("a model of your own")
+    _add(of_model, "--data NAME", f"{DATASETS} or folder:PATH")
+    expects = "what it expects: mean and deviation, or those of each channel, or imagenet"
+    _add(of_model, "--normalize MEAN,STD", expects)
+    _add(of_model, "--out DIR", "folder of its results (default: evaluations/DATA-MODEL)", Path)
     attacks = p.add_argument_group("attacks")
     names = f"{ATTACKS}, any pgd-N (default: %(default)s)"
     _add(attacks, "--attack NAME[,NAME…]", names, default=DEFAULT_ATTACKS)
     _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members")
-    radius = "radius (default: that of the training); several give a curve"
+    radius = "radius (default: that of the training, or of the data); several give a curve"
     _add(attacks, "--eps X[,X…]", radius, _fractions, default=[None])
     _add(attacks, "--norm NORM", "Linf, L2 or L1 (default: that of the training)")
     which = p.add_argument_group("classifier and images")
     _add(which, "--n N", "test images, drawn from each class in proportion (default: all)", int)
     _add(which, "--rounds T", "only the first T members (default: all)", int)
     _add(which, "--staged", "the ensemble after each round, one table each")
-    _add(which, "--weights W", "best (default), last, or best,last", default="best")
+    weights = "of a run: best (default), last, or best,last; of a model: a file of them"
+    _add(which, "--weights W", weights)
     how = p.add_argument_group("procedure")
     check = "do not look for reasons to doubt the figures"
     _add(how, "--no-check", check, dest="check", action="store_false")

@@ -3,12 +3,10 @@ report | study | recipes | data``."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
 import shlex
-import sys
 from argparse import Namespace
 from itertools import product
 from pathlib import Path
@@ -16,16 +14,22 @@ from typing import Any, cast
 
 import torch
 
-from mrboost import recipes
+from mrboost import data as datasets
+from mrboost import models, recipes
+from mrboost.data import Dataset
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, UnfinishedError
+from mrboost.evaluation.result import format_eps
+from mrboost.models.source import import_module, is_alias
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
 from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
+from mrboost.runs.folder import GivenModel
+from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.training.boost import boost
 
@@ -40,6 +44,7 @@ def run(options: Namespace) -> None:
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
         _import(module)
+    _import_model(options, getattr(options, "model", None) or "")
     try:
         COMMANDS[options.command](options)
     except torch.OutOfMemoryError as error:
@@ -84,7 +89,7 @@ def _train(options: Namespace) -> None:
         found = f"clean {epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
         place = f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}"
         lines.append(f"{place}  {run.config['select_on']} {found}")
-    same = shlex.join([str(out), *(f"--import={module}" for module in options.imports)])
+    same = _same(run, options)
     lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
@@ -124,18 +129,18 @@ def _rounds(run: Run) -> list[dict[str, Any]]:
 
 
 def _evaluate(options: Namespace) -> None:
-    run = Run.open(options.target)
+    run, dataset = _target(options)
     classifiers = _classifiers(options, run)
     names = [name.strip() for name in options.attack.split(",")]
     place = _place(options, run, names, classifiers)
     where = _where(options)
     progress = where.pop("progress")
     shown = is_first_process() and not options.json
-    document: dict[str, Any] = {"run": options.target, "evaluations": []}
+    document: dict[str, Any] = {"run": str(run.folder), "evaluations": []}
     problems: list[str] = []
     for which, rounds in classifiers:
         classifier = {"weights": which, "members": rounds}
-        described = f"{which} weights"
+        described = "as it is" if which == "given" else f"{which} weights"
         if run.rounds_done() > 1:
             described += f", {rounds} of {run.rounds_done()} members"
         found: list[dict[str, Any]] = []
@@ -150,7 +155,7 @@ def _evaluate(options: Namespace) -> None:
                 examples=options.examples,
             )
             try:
-                result = evaluate_run(run, names, request, how, **where)
+                result = evaluate_run(run, names, request, how, dataset=dataset, **where)
             except UnfinishedError as error:
                 result = error.evaluation
                 radius = run.config["eps"] if eps is None else eps
@@ -174,6 +179,47 @@ def _evaluate(options: Namespace) -> None:
             problems.append("all else was measured")
         raise InputError("; ".join(problems))
     clear(place)
+    if shown and isinstance(run, GivenModel):
+        print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
+
+
+def _target(options: Namespace) -> tuple[Run, Dataset | None]:
+    """The run that is evaluated, or the folder of a model's evaluations, with its data."""
+    name = options.target
+    is_run = (Path(name) / "config.json").exists() or not (":" in name or name in models.names())
+    of_models = {"--data": options.data, "--out": options.out, "--normalize": options.normalize}
+    if is_run:
+        for option, value in of_models.items():
+            if value is not None:
+                raise InputError(f"{option} is for a model, and {name!r} is a run: leave it out")
+        return Run.open(name), None
+    if options.data is None:
+        raise InputError(f"give --data NAME or folder:PATH: the images to evaluate {name} on")
+    _import_model(options, name)
+    dataset = datasets.load(options.data, options.data_dir, verify=options.verify)
+    radii = [eps for eps in options.eps if eps is not None]
+    weights = Path(options.weights).stem if options.weights else ""
+    usual = "-".join(
+        slug(part) for part in (options.data, name.replace(".py:", ":"), weights) if part
+    )
+    given = given_model(
+        name,
+        dataset,
+        options.out or Path("evaluations") / usual,
+        weights=options.weights,
+        normalize=options.normalize,
+        eps=max(radii, default=None),
+        norm=options.norm or "Linf",
+        data_dir=options.data_dir,
+    )
+    if not radii and not options.quiet and is_first_process():
+        note(f"mrboost: eps = {format_eps(given.config['eps'])}, the usual one for {options.data}")
+    return given, dataset
+
+
+def _same(run: Run, options: Namespace) -> str:
+    """The run and what to import for it, as another command takes them."""
+    return shlex.join([str(run.folder), *(f"--import={module}" for module in options.imports)])
 
 
 def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifiers) -> Path:
@@ -193,9 +239,12 @@ def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifi
 
 def _classifiers(options: Namespace, run: Run) -> Classifiers:
     """Which weights, and how many members, are asked for."""
-    kinds = list(dict.fromkeys(options.weights.split(",")))
-    for which in kinds:
-        check_kind(which)
+    if isinstance(run, GivenModel):
+        kinds = ["given"]
+    else:
+        kinds = list(dict.fromkeys((options.weights or "best").split(",")))
+        for which in kinds:
+            check_kind(which)
     if options.staged and options.rounds is not None:
         raise InputError("--staged is after each round and --rounds after one: give one of them")
     members, planned = run.rounds_done(), run.config["rounds"]
@@ -274,18 +323,20 @@ def _study(options: Namespace) -> None:
     _show(options, found, text)
 
 
+def _import_model(options: Namespace, name: str) -> None:
+    """Import a model that is named as ``file.py:function``, here and in commands to come."""
+    if ":" in name and not is_alias(name):
+        models.add(name)
+        options.imports = [*options.imports, name]
+
+
 def _import(module: str) -> None:
-    """Import a module of the user's by its name, from the current folder, or by its path."""
-    path = Path(module.removesuffix(".py"))
-    name = path.name.lstrip(".")
-    sys.path.insert(0, str(Path.cwd() / path.parent))
-    try:
-        importlib.import_module(name)
-    except (ImportError, ValueError) as error:
-        problem = f"cannot import {module!r} ({error})"
-        raise InputError(f"{problem}: run from the folder of {name}.py") from None
-    finally:
-        sys.path.pop(0)
+    """Import a module of the user's by its name or path; of ``file.py:function`` the function is
+    a model then."""
+    if ":" in module:
+        models.add(module)
+    else:
+        import_module(module)
 
 
 COMMANDS = {

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,9 +16,10 @@ from mrboost.attacks import Attack, AutoAttack
 from mrboost.attacks.autoattack import VERSIONS
 from mrboost.attacks.base import ball_of
 from mrboost.errors import InputError
-from mrboost.files import State, digest
+from mrboost.files import State, digest, write_texts
 
 from .doubts import Doubt, left
+from .page import write_page, write_plot
 from .statistics import Comparison, Interval, compare_points, wilson_interval, worst_case
 
 
@@ -186,6 +188,53 @@ class Evaluation:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each attack, and for the worst case over several: plain values, of which a
+        table can be made."""
+        ball = "unknown" if self.eps is None else f"{self.norm} {format_eps(self.eps)}"
+        found = self.to_dict()
+        several = len(self.outcomes) > 2 and found["worst"]
+        rows = []
+        for one in [*found["outcomes"], *([found["worst"]] if several else [])]:
+            low, high = one["interval"]
+            rows.append(
+                {
+                    "attack": one.get("attack", "worst case"),
+                    "ball": ball,
+                    "n": self.n,
+                    "accuracy": one["accuracy"],
+                    "low": low,
+                    "high": high,
+                    **{key: one.get(key) for key in ("margin", "min_margin", "seconds")},
+                }
+            )
+        return rows
+
+    def to_frame(self) -> Any:
+        """``to_rows`` as a DataFrame of pandas."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError("to_frame needs pandas: pip install pandas, or to_rows()") from None
+        return pd.DataFrame(self.to_rows())
+
+    def save(self, path: str | Path) -> None:
+        """Write ``to_json`` to a file."""
+        write_texts({Path(path): self.to_json() + "\n"})
+
+    def plot(self, path: str | Path) -> None:
+        """Write the accuracies with their intervals as a plot: SVG, PNG or PDF, by the suffix."""
+        write_plot({"model": self.to_rows()}, Path(path))
+
+    def to_html(self, path: str | Path, label: str = "the model") -> None:
+        """Write one self-contained page: figures, doubts, a plot, each class.
+
+        Args:
+            path: the file.
+            label: what the page calls the model.
+        """
+        write_page({label: self.to_dict()}, {label: self.to_rows()}, Path(path))
 
 
 def worst_of(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from mrboost.errors import InputError
 
-from .registry import Shape, register
+from .registry import register
+from .source import Shape
 
 
 def _convnet(shape: Shape, classes: int, blocks: Sequence[Sequence[int]], hidden: int) -> nn.Module:

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mrboost.ensemble import Ensemble
 from mrboost.errors import InputError, check_new_name, unknown_name
+from mrboost.seeds import global_stream
 
-Shape = tuple[int, int, int]
+from . import source
+from .source import Classifier, Shape
+
 Factory = Callable[[Shape, int], nn.Module]
 
 
@@ -57,6 +63,19 @@ def register(name: str, *, normalize: bool = True) -> Callable[[Factory], Factor
     return decorate
 
 
+def add(name: str) -> None:
+    """Make a function, a class or a network of a file or a module available under this name.
+
+    Args:
+        name: ``file.py:function`` or ``package.module:function``; it is imported, so its code runs.
+            What is registered keeps its ``normalize``; other networks see images that are
+            normalised by the data's mean and deviation when they are trained.
+    """
+    target = source.find(name)
+    normalize = next((own for one, own in _REGISTRY.values() if one is target), True)
+    _REGISTRY[name] = partial(source.call, target, name), normalize
+
+
 def names() -> tuple[str, ...]:
     """The names of all models."""
     return tuple(sorted(_REGISTRY))
@@ -74,7 +93,10 @@ def _parts(name: str) -> tuple[int, str, bool]:
         copies, base, smooth = 1, name, False
     else:
         copies, base, smooth = int(match[1] or 1), match[2], bool(match[3])
-    if base not in _REGISTRY:
+    if base not in _REGISTRY and not source.is_alias(base):
+        if ":" in base:
+            trust = f"if you trust it, --import {base}"
+            raise InputError(f"model {base!r} is code that was not imported: {trust}")
         hint = "your own: mrboost.models.register, and --import its module"
         raise unknown_name("model", base, _REGISTRY, hint)
     return copies, base, smooth
@@ -105,14 +127,65 @@ def build(
     if copies > 1:
         one = name.partition("x")[2]
         return Ensemble(build(one, shape, classes, mean=mean, std=std) for _ in range(copies))
-    factory, normalize = _REGISTRY[base]
-    network = factory(shape, classes)
+    if base in _REGISTRY:
+        factory, normalize = _REGISTRY[base]
+        network = factory(shape, classes)
+    else:
+        network, normalize = source.from_alias(base, classes, pretrained=False), True
+    if not isinstance(network, nn.Module):
+        raise InputError(f"model {base!r} is a function of images: training needs an nn.Module")
     if smooth:
         _replace_relu(network, name)
     if not normalize:
         return network
     channels = shape[0]
     return nn.Sequential(Normalize(mean or [0.0] * channels, std or [1.0] * channels), network)
+
+
+def given(
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    weights: str | Path | None = None,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Classifier:
+    """A model to evaluate as it is: of images in [0, 1], in eval mode, on the CPU.
+
+    Args:
+        name: one of ``names()``, which needs weights, an imported one or an alias.
+        shape: channels, height and width of the images.
+        classes: the number of logits.
+        weights: a file of ``read_weights``; without it the model has its own.
+        normalize: mean and deviation of each channel, for a model that expects images so.
+    """
+    _, base, _ = _parts(name)
+    with global_stream(0, torch.device("cpu")):
+        if source.is_alias(base):
+            model: Any = source.from_alias(base, classes, pretrained=weights is None)
+        elif ":" in base:
+            model = _REGISTRY[base][0](shape, classes)
+        elif weights is None:
+            raise InputError(f"model {name!r} has no weights of its own: give --weights FILE")
+        else:
+            model = build(name, shape, classes)
+    if not isinstance(model, nn.Module):
+        if weights is not None or normalize is not None:
+            raise InputError(f"{name} is a function of images: load and normalise inside it")
+        return model  # type: ignore[no-any-return]
+    if weights is not None:
+        state = source.read_weights(weights)
+        if "0.mean" in state and "0.mean" not in model.state_dict():  # of a run: it normalises
+            model = nn.Sequential(_no_normalization(shape[0]), model)
+        source.fill(model, state, f"{weights} does not fit {name}")
+    if normalize is not None:
+        model = nn.Sequential(Normalize(*normalize), model)
+    model.requires_grad_(False).eval()
+    return model if source.returns_tensor(model, shape) else source.Logits(model).eval()
+
+
+def _no_normalization(channels: int) -> Normalize:
+    return Normalize([0.0] * channels, [1.0] * channels)
 
 
 def _replace_relu(network: nn.Module, name: str) -> None:

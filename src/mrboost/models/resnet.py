@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .registry import Shape, register
+from .registry import register
+from .source import Shape
 
 
 def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:

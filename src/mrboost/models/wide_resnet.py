@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .registry import Shape, register
+from .registry import register
+from .source import Shape
 
 
 class _WideBlock(nn.Module):

@@ -172,3 +172,28 @@ def _coloured(rows: Mapping[str, T]) -> Iterator[tuple[str, str, T]]:
         if len(label) > _LONGEST_LABEL:
             label = f"…{label[1 - _LONGEST_LABEL :]}"
         yield color, label, row
+
+
+def accuracy_bars(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
+    """The accuracy under each attack of one or several models, with 95 % intervals.
+
+    Args:
+        rows: of each model; each with ``attack``, ``accuracy``, ``low`` and ``high``.
+    """
+    attacks = list(dict.fromkeys(row["attack"] for several in rows.values() for row in several))
+    height = 1.2 + 0.25 * len(attacks) * max(1, len(rows))
+    figure, axes = new_figure("Accuracy, with 95 % intervals", "accuracy, %", "", height)
+    thickness = 0.8 / max(1, len(rows))
+    for number, (color, label, several) in enumerate(_coloured(rows)):
+        places = [attacks.index(row["attack"]) + number * thickness for row in several]
+        shares = [100 * row["accuracy"] for row in several]
+        below = [100 * (row["accuracy"] - row["low"]) for row in several]
+        above = [100 * (row["high"] - row["accuracy"]) for row in several]
+        look = {"height": 0.9 * thickness, "color": color, "alpha": 0.8}
+        axes.barh(places, shares, label=label, xerr=[below, above], **look)
+    axes.set_yticks([i + 0.4 - thickness / 2 for i in range(len(attacks))], attacks)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 101)
+    if len(rows) > 1:
+        axes.legend(fontsize=8, frameon=False)
+    return figure

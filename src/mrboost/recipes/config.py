@@ -326,8 +326,12 @@ def _bare(part: Any) -> Any:
 
 
 def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """What config.json holds besides the format: the configuration, the input, the
-    versions that made it."""
+    """What config.json holds besides the format: the configuration, and its circumstances."""
+    return {**config.describe(), **circumstances(dataset)}
+
+
+def circumstances(dataset: Dataset) -> dict[str, Any]:
+    """The input, and the versions that made a run."""
     from mrboost import __version__
 
     data = {
@@ -337,5 +341,4 @@ def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
         "fingerprint": dataset.fingerprint(),
     }
     versions = {"mrboost": __version__, "torch": torch.__version__}
-    images = len(dataset.train)
-    return {**config.describe(), "input": data, "train_images": images, "versions": versions}
+    return {"input": data, "train_images": len(dataset.train), "versions": versions}

@@ -18,10 +18,12 @@ from torch import Tensor
 from mrboost import __version__
 from mrboost.attacks import PGD, attacked, named
 from mrboost.data import Dataset, Split
+from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.curve import probability_margins, robustness_curve
-from mrboost.evaluation.result import format_eps
+from mrboost.evaluation.page import write_page
+from mrboost.evaluation.result import Evaluation, format_eps
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
@@ -37,14 +39,15 @@ GALLERY_POOL = 200
 MOST_CLASSES = 20  # for the table by class
 HELD_OUT = {"validation": "validation", "test": "test (used for selection: optimistic)"}
 SETTINGS = (
-    *("recipe", "model", "rounds", "epochs", "later_epochs", "batch_size", "lr", "later_lr"),
-    *("step_size", "seed", "validation", "select_on", "first", "joined", "eps", "steps"),
-    *("schedule", "ema", "clip", "awp", "smoothing", "cutmix", "padding", "flip"),
+    *("recipe", "model", "weights", "normalize", "rounds", "epochs", "later_epochs"),
+    *("batch_size", "lr", "later_lr", "step_size", "seed", "validation", "select_on", "first"),
+    *("joined", "eps", "steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix"),
+    *("padding", "flip"),
 )
 
 
 def write_report(
-    run_dirs: Sequence[str | Path],
+    run_dirs: Sequence[str | Path] | Mapping[str, Evaluation],
     out: str | Path,
     *,
     n: int = 500,
@@ -55,11 +58,16 @@ def write_report(
     plots_dir: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
-    """Write the page on these runs to ``out`` and return its path.
+    """Write the page on these runs, or on evaluations of any models by their labels, to ``out`` and
+    return its path.
 
     ``n`` test images under ``attack``, a name, make the curve over eps. With ``plots_dir`` the
     plots are kept there too, as SVG files.
     """
+    if isinstance(run_dirs, Mapping):
+        found = {label: one.to_dict() for label, one in run_dirs.items()}
+        write_page(found, {label: one.to_rows() for label, one in run_dirs.items()}, Path(out))
+        return Path(out)
     named(attack)  # refuses an unknown name before anything is loaded
     runs = _opened(run_dirs)
     first = next(iter(runs.values()))
@@ -132,7 +140,7 @@ def _curve(
 
 def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The plots by name, as SVG text."""
-    metrics = {label: run.metrics() for label, run in runs.items()}
+    metrics = {label: rows for label, run in runs.items() if (rows := run.metrics())}
     rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
     trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
     selected = {run.config["select_on"] for run in runs.values()}
@@ -145,10 +153,11 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     figures = {
         "robustness": plots.robustness_curves(points, trained, norm),
         "margins": plots.margin_curves(margins, trained),
-        "training": plots.training_curves(metrics, held_out),
-        "loss": plots.loss_curves(metrics),
     }
-    if len(runs) > 1:
+    if metrics:
+        figures["training"] = plots.training_curves(metrics, held_out)
+        figures["loss"] = plots.loss_curves(metrics)
+    if len(metrics) > 1:
         figures["minutes"] = plots.training_curves(metrics, held_out, over="minutes")
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
@@ -180,7 +189,7 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
     """Some test images that the attack fools and some that stand: clean, attacked, and the
     perturbation, with the answers."""
     pool = draw(dataset.test, min(GALLERY_POOL, len(dataset.test)))
-    device = next(model.parameters()).device
+    device = device_of(model)
     x, y = pool.images().to(device), pool.y.to(device)
     eps = run.config["eps"]
     x_adv = PGD(eps, run.config["norm"], steps=20)(model, x, y)
@@ -222,7 +231,9 @@ def _settings(runs: Sequence[Run]) -> list[list[object]]:
     for run in runs:
         config = run.config | saved_options(run.config)
         config["recipe"] = run.config["recipe"]["summary"]
-        config["first"] = (run.config.get("first") or {}).get("run")
+        first = run.config.get("first") or {}
+        config["first"] = first.get("run") or first.get("weights")
+        config |= run.config.get("given") or {}
         config["joined"] = ", ".join(part["run"] for part in run.config.get("joined") or ())
         described.append(config)
     lines = [[key, *(config.get(key) for config in described)] for key in SETTINGS]

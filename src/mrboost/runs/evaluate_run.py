@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
@@ -38,7 +38,7 @@ class Request:
     """Which classifier of a run is evaluated, on what.
 
     Attributes:
-        which: "best" or "last" weights.
+        which: "best" or "last" weights; "given" of a model that was not trained here.
         rounds: the ensemble as it was after that many of them; all if not given.
         n: how many test images, drawn class by class; all if not given.
         eps, norm: the ball; that of the training if not given.
@@ -106,7 +106,8 @@ def load_model(
 ) -> Ensemble | Mixture:
     """The classifier of a run on its device, as it was after so many rounds."""
     place = make_fabric(device, "32-true").device if isinstance(device, str) else device
-    return run.classifier(which, rounds).to(place)
+    model = run.classifier(which, rounds)
+    return model.to(place) if isinstance(model, nn.Module) else model
 
 
 def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
@@ -199,13 +200,14 @@ def evaluate_run(
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
         attacks |= adaptive(model, eps, norm)
-    own = _own_options(options, run, f"{request.which}-{len(model)}", rank, world)
+    members = len(model) if isinstance(model, Ensemble | Mixture) else 1
+    own = _own_options(options, run, f"{request.which}-{members}", rank, world)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
     with lost_processes(fabric, "start the same command again with --resume"):
         measured = measured.of_all(fabric, len(test))
     found = measured.evaluation()
     if rank == 0 and found.outcomes:
-        facts = _facts(run, request, len(model), dataset.test, test)
+        facts = _facts(run, request, members, dataset.test, test)
         found = save_evaluation(run, facts | {"checked": options.check}, found)
     if measured.problem:
         raise UnfinishedError(measured.problem, found)

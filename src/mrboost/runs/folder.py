@@ -26,9 +26,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from mrboost import files, models
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
+from mrboost.evaluation.resume import model_key
 from mrboost.files import State
 from mrboost.progress import note
 from mrboost.seeds import global_stream
@@ -59,8 +60,8 @@ class Run:
     writes: bool = True
 
     @classmethod
-    def open(cls, folder: str | Path, *, writes: bool = True) -> Self:
-        """Read a run; refuse a folder that is not one."""
+    def open(cls, folder: str | Path, *, writes: bool = True) -> Run:
+        """Read a run, or the evaluations of a model; refuse a folder that is neither."""
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise InputError(
@@ -69,10 +70,11 @@ class Run:
             )
         config = files.read_json(path)
         schema.check_config(config, path)
-        return cls(Path(folder), config, writes)
+        kind = GivenModel if "given" in config else cls
+        return kind(Path(folder), config, writes)
 
     @classmethod
-    def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Self:
+    def create(cls, folder: str | Path, description: Mapping[str, Any]) -> Run:
         """Start a run in a new or empty folder."""
         folder = Path(folder)
         _check_free(folder, resume=False)
@@ -84,7 +86,7 @@ class Run:
     @contextmanager
     def training(
         cls, folder: str | Path, description: Mapping[str, Any], *, resume: bool = False
-    ) -> Iterator[Self]:
+    ) -> Iterator[Run]:
         """The run of a configuration, while no other process trains in its folder.
 
         Args:
@@ -347,15 +349,52 @@ class Run:
         return files.locked(self.folder / ".results.lock")
 
 
-def load(run_dir: str | Path, which: str = "best", rounds: int | None = None) -> Ensemble | Mixture:
+@dataclass(eq=False)
+class GivenModel(Run):
+    """The evaluations of a model that was not trained here; ``config["given"]`` says where its
+    weights lie and how its images are normalised."""
+
+    @cached_property
+    def _model(self) -> Any:
+        shape, classes = self.config["input"]["shape"], self.config["input"]["classes"]
+        return models.given(self.config["model"], tuple(shape), classes, **self.config["given"])
+
+    def classifier(self, which: str = "given", rounds: int | None = None) -> Any:  # noqa: ARG002
+        return self._model
+
+    def rounds_done(self) -> int:
+        return 1
+
+    def fingerprint(self, which: str = "given", members: int | None = None) -> str:  # noqa: ARG002
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(8, *self.config["input"]["shape"], generator=generator)
+        return model_key(self._model, images)
+
+    def is_of(self, evaluation: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True  # those of other weights are dropped when these are evaluated
+
+
+def load(
+    run_dir: str | Path,
+    which: str = "best",
+    rounds: int | None = None,
+    *,
+    trainable: bool = False,
+) -> Ensemble | Mixture:
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
-    ``which`` is "best" (the newest member's epoch is chosen on validation images) or "last";
-    ``rounds`` takes the ensemble as it was after so many of them. Members count alike unless
-    ``mrboost reweight`` learned weights for them. Parameters need no gradient, so it plugs into any
-    attack library as it is. A model of your own must be registered before, as it was for training.
+    Members count alike unless ``mrboost reweight`` learned weights for them. Parameters need no
+    gradient, so it plugs into any attack library as it is. A model of your own must be registered
+    before, as it was for training.
+
+    Args:
+        run_dir: its folder.
+        which: "best" (the newest member's epoch is chosen on validation images) or "last".
+        rounds: the ensemble as it was after so many of them; all if not given.
+        trainable: in training mode, with parameters that need gradients, to go on with.
     """
-    return Run.open(run_dir).classifier(which, rounds)
+    model = Run.open(run_dir).classifier(which, rounds)
+    return model.requires_grad_(True).train() if trainable else model
 
 
 def _epoch(path: Path) -> int:

@@ -76,6 +76,8 @@ def first_round(config: Mapping[str, Any]) -> dict[str, Any]:
     if sampler["part"] in ("Learner", "All") and sampler.get("aggressive", True):
         recipe["sampler"] = {"part": "Learner", "loss": sampler["loss"]}
     run = {key: value for key, value in config.items() if key not in _LATER_ROUNDS}
+    if "weights" in config.get("first", {}):  # which it starts from
+        run["first"] = config["first"]
     return run | {"recipe": recipe}
 
 

@@ -101,7 +101,9 @@ _RUN: Schema = {
     "format": _one_of(FORMAT),
     **_each(_text, "recipe.name recipe.summary data model norm select_on input.fingerprint"),
     **_each(
-        _text, "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.of?"
+        _text,
+        "versions.mrboost versions.torch data_dir? recipe.combine? first.run? first.weights? "
+        "first.of?",
     ),
     **_each(_positive, "eps judge_step"),
     "rounds": _ROUND,
@@ -121,7 +123,13 @@ _TRAINED_HERE: Schema = {
     "train_images": _COUNT,
     "recipe.sampler.part": _text,
 }
-_JOINED: Schema = {"joined": [{"run": _text, "recipe?": _text, "of?": _text}]}
+_NOT_TRAINED_HERE: dict[str, Schema] = {
+    "joined": {"joined": [{"run": _text, "recipe?": _text, "of?": _text}]},
+    "given": {
+        "given.weights": _or_none(_text),
+        "given.normalize": _or_none(_all(_all(_number), length=2)),
+    },
+}
 _OUTCOME: Schema = {
     "attack": _text,
     "accuracy": _share,
@@ -139,7 +147,7 @@ _OUTCOME: Schema = {
     "labels?": _text,
 }
 _EVALUATION: Schema = {
-    "weights": _one_of("best", "last"),
+    "weights": _one_of("best", "last", "given"),
     "members": _ROUND,
     "n": _COUNT,
     "eps": _or_none(_number),
@@ -184,7 +192,8 @@ def check_config(config: dict[str, Any], path: Path) -> None:
     if (found := config.get("format", FORMAT)) != FORMAT:
         raise InputError(f"{path} has format {found!r:.60}, this is for {FORMAT}: upgrade mrboost")
     check(config, _RUN, path)
-    check(config, _JOINED if "joined" in config else _TRAINED_HERE, path)
+    kinds = (schema for key, schema in _NOT_TRAINED_HERE.items() if key in config)
+    check(config, next(kinds, _TRAINED_HERE), path)
 
 
 def check_results(results: dict[str, Any], path: Path) -> None:

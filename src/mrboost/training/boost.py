@@ -18,6 +18,8 @@ from mrboost.devices import end_processes, lost_processes, make_fabric, move_mod
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import evaluate
+from mrboost.files import checksum
+from mrboost.models.source import fill, read_weights
 from mrboost.options import TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes import Recipe, get
@@ -58,7 +60,9 @@ def boost(
             ``mrboost.data.from_loader`` reads once.
         out: a folder to keep the run in, crash-safe; without it nothing is written.
         resume: go on with the run in ``out`` if there is one.
-        first: a trained run on the same data, whose first network is the first round of this one.
+        first: where the first round comes from. With several rounds, a trained run on the same
+            data: its first network is the first round. Otherwise the round starts from weights:
+            those of a run's first network, or a file of ``models.source.read_weights``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
@@ -82,21 +86,27 @@ def boost(
     if data_dir is not None:
         description["data_dir"] = str(Path(data_dir).absolute())
     if first is not None:
-        if out is None:
-            raise InputError("first is copied into the run folder: give out as well")
-        description["first"] = _described(Run.open(first), description)
+        if config.rounds > 1 and not Path(first).is_file():
+            if out is None:
+                raise InputError("first is copied into the run folder: give out as well")
+            description["first"] = _described(Run.open(first), description)
+        else:
+            description["first"] = _weights_of(first)
+            learner = _new_learner(config, dataset, 1)
+            _start(learner, config.model, description["first"], fabric.is_global_zero)
     lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
     with _run_folder(out, description, resume, fabric) as run, lost_processes(fabric, lost):
-        if run is not None and "first" in run.config:
+        origin = (description if run is None else run.config).get("first", {})
+        if run is not None and "run" in origin:
             if run.writes and run.rounds_done() == 0:
-                _adopt(run, run.config["first"])
+                _adopt(run, origin)
             fabric.barrier()
         first_process = fabric.is_global_zero
         told = (
             teller(on_epoch if first_process else None, "on_epoch"),
             teller(on_round if first_process else None, "on_round"),
         )
-        members = _rounds(config, dataset, fabric, run, progress and first_process, told)
+        members = _rounds(config, dataset, fabric, run, origin, progress and first_process, told)
         if fabric.world_size > 1:
             end_processes()
     weights = run.load_weights("best", len(members)) if run is not None else None
@@ -146,8 +156,6 @@ def _described(source: Run, description: dict[str, Any]) -> dict[str, str]:
     """A run that is to be the first round: where it is and its weights; refused
     where it does not fit."""
     name = str(source.folder)
-    if description["rounds"] < 2:
-        raise InputError("first is the first of several rounds: give rounds of 2 or more")
     if source.rounds_done() < 1:
         raise InputError(f"{name!r} has no finished round: go on with mrboost train --resume")
     if changed := differences(source.config, description, only=FIRST_ROUND):
@@ -164,11 +172,35 @@ def _adopt(run: Run, first: dict[str, str]) -> None:
     run.adopt(source, 1, of=1)
 
 
+def _weights_of(first: str | Path) -> dict[str, str]:
+    """A file of weights, or that of a run's first network, to start from."""
+    path = Path(first)
+    if not path.is_file():
+        (path,) = Run.open(first).member_files(1, "best")
+    return {"weights": str(path.absolute()), "of": checksum(read_weights(path))}
+
+
+def _start(learner: nn.Module, model: str, first: dict[str, str], tell: bool) -> None:
+    """Give a learner the weights that the first round starts from. Those of a run's network bring
+    their normalisation; a last layer for other classes is left out."""
+    path = first["weights"]
+    state = read_weights(path)
+    if checksum(state) != first["of"]:
+        raise InputError(f"the weights in {path} have changed: start a new run")
+    mine = learner.state_dict()
+    bare = "0.mean" in mine and "0.mean" not in state
+    network = learner[1] if bare and isinstance(learner, nn.Sequential) else learner
+    left = fill(network, state, f"{path} does not fit model {model!r}", new_head=True)
+    if left and tell:
+        note(f"note: {', '.join(left)} of {path} are for other classes, and start anew")
+
+
 def _rounds(
     config: Config,
     dataset: Dataset,
     fabric: Fabric,
     run: Run | None,
+    first: dict[str, str],
     progress: bool,
     told: tuple[Tell, Tell],
 ) -> list[nn.Module]:
@@ -194,6 +226,8 @@ def _rounds(
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
+        if round_ == 1 and "weights" in first and not (run and run.load_checkpoint()):
+            _start(learner, config.model, first, tell=False)
         of_round = config.of_round(round_)
         fitted = fit(learner, past, train, held_out, of_round, round_=round_, **common)
         learner.requires_grad_(False).eval()
