@@ -18,7 +18,8 @@ from mrboost import recipes
 from mrboost.attacks import named
 from mrboost.attacks.adaptive import ON_MIXTURES
 from mrboost.data import defaults, load
-from mrboost.data.sources import FOLDER, whole_name
+from mrboost.data.folder import FOLDER, Pictures
+from mrboost.data.sources import whole_name
 from mrboost.errors import InputError, unknown_name
 from mrboost.recipes.config import configure
 from mrboost.runs import Run, slug
@@ -280,7 +281,7 @@ def describe_plan(trainings: Sequence[Training]) -> str:
 @cache
 def _fingerprint(folder: str) -> str | None:
     """That of a folder's training images, if it is there."""
-    return load(folder).fingerprint() if Path(folder.removeprefix(FOLDER)).exists() else None
+    return load(folder).fingerprint() if Pictures.named(folder).path.exists() else None
 
 
 def _has_results_only(run: Run) -> bool:
