@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mrboost.data import archives, load
-from samples import encoded, pack, picture, pictures, png, refusal
+from mrboost.data import archives, folder, load
+from samples import LARGE, encoded, pack, picture, pictures, png, refusal
 
 KINDS = ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"]
 
@@ -99,7 +99,6 @@ def test_a_top_folder_is_accepted(tmp_path, kind):
 # --- trees that are wrong
 
 SIXTEEN_BITS = np.full((6, 5), 40000, np.uint16)
-LARGE = encoded(picture(0, (64, 64, 3)))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +219,7 @@ def test_small_files_that_decode_to_gigabytes_are_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(archives, "GIB", 2**20)
     refusal("200 times their files' size in memory", name)
     monkeypatch.setattr(archives, "MAX_MEMORY", 2**20)
+    monkeypatch.setattr(folder, "_disk", lambda place: 0)  # nor is there room on a disk
     refusal("of memory: make them smaller", name)
 
 

@@ -9,26 +9,36 @@ class/image alike. The order of the images depends on their paths alone, and goe
 (the first image of each class, then the second of each, …), so that the first n images are a
 balanced sample for any n.
 
-The source is read twice: once to learn what is there, once to decode each image into its place.
+The source is read twice: once to learn what is there, once to decode each image into its place:
+in memory, or, beyond ``IN_MEMORY``, in a file (``packing.py``) that later loads find again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from mrboost.data.archives import Budget, Member, members, reason
+from mrboost.data.archives import Budget, Member, Wanted, members, reason
 from mrboost.data.dataset import Split, rank_in_class
-from mrboost.data.decoding import Background, Decoder, UnusableError
+from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
+from mrboost.data.mapped import Mapped
+from mrboost.data.packing import Facts, Pack, Progress, cache
 from mrboost.errors import InputError, unknown_name
 from mrboost.files import require_regular
 
@@ -38,7 +48,13 @@ SPLIT_NAMES = ("train", *TEST_NAMES)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SUFFIXES)})"
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-MAX_SIZE = 4096
+MAX_SIZE = 4096  # pixels
+IN_MEMORY = 2**29
+"""Bytes of pixels from which on they are packed into a file."""
+SAVE_EVERY = 5.0
+"""Seconds between two notes of what is packed."""
+LARGE = 2**14
+"""Numbers in an image from which on several threads decode."""
 SHOWN = 3
 """Files that a message names; it counts the others."""
 
@@ -110,20 +126,67 @@ def user_path(path: str | Path) -> Path:
         raise InputError(f"{problem}: write another") from None
 
 
-def read_folder(source: Pictures) -> tuple[Split, Split, tuple[str, ...]]:
-    """(train, test, classes) of a tree of images; raises InputError for anything but the layout
-    above, and beyond the budget of ``archives.Budget``."""
+def read_folder(source: Pictures) -> tuple[Split, Split, tuple[str, ...], Facts]:
+    """(train, test, classes, facts) of a tree of images; raises InputError for anything but the
+    layout above, and beyond the budget of ``archives.Budget``. ``facts`` are those of ``Dataset``.
+    """
     if not source.path.exists():
         raise InputError(f"{source.path} does not exist: give a folder or an archive; {LAYOUT}")
-    survey = _survey(source)
+    place = _place_of_pack(source)
+    pack = None
+    if place is not None and place.exists():
+        pack = Pack(place, _digest(source))
+        if (known := pack.facts()) is not None:
+            return *_splits_of(pack.open(known), known), known
+    survey = _survey(source, place)
     plan = _plan(source, survey)
-    x = np.empty((len(plan.rows), *plan.shape), np.uint8)
-    decode(source, plan.rows, survey.problems, x)
-    refuse(source, survey.problems)
-    count = sum(plan.counts[0])
-    splits = zip(torch.from_numpy(x).tensor_split([count]), plan.labels(), strict=True)
-    train, test = (Split(images, y) for images, y in splits)
-    return train, test, plan.classes
+    size = len(plan.rows) * prod(plan.shape)
+    facts: Facts = {"shape": plan.shape, "counts": plan.counts, "classes": plan.classes}
+    if place is None or size <= IN_MEMORY:
+        x = np.empty((len(plan.rows), *plan.shape), np.uint8)
+        progress = _decode(source, plan.rows, x, Progress(0, survey.problems), print)
+        _refuse(source, progress.problems)
+        return *_splits_of(torch.from_numpy(x), facts), {}
+    _refuse(source, survey.problems)
+
+    def fill(x: np.ndarray, done: Progress, save: Callable[[Progress], None]) -> Progress:
+        return _decode(source, plan.rows, x, done, save)
+
+    def describe(images: Mapped) -> Facts:
+        train, _, _ = _splits_of(images, facts)
+        mean, std = train.channel_stats()
+        return {"fingerprint": train.fingerprint(), "mean": mean, "std": std}
+
+    pack = pack or Pack(place, _digest(source))
+    facts, problems = pack.make(facts, fill, describe)
+    _refuse(source, problems)
+    return *_splits_of(pack.open(facts), facts), facts
+
+
+def _splits_of(images: Tensor | Mapped, facts: Facts) -> tuple[Split, Split, tuple[str, ...]]:
+    """Training and test images of all, in the order that a plan gives them; the classes."""
+    labels = []
+    for counts in facts["counts"]:
+        y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        labels.append(y[rank_in_class(y).argsort(stable=True)])
+    whole, count = Split(images, torch.cat(labels)), len(labels[0])
+    return whole[:count], whole[count:], tuple(facts["classes"])
+
+
+def _place_of_pack(source: Pictures) -> Path | None:
+    """The folder of the packed images, which may not be there; None where there is no cache."""
+    name = str(replace(source, path=source.path.absolute()))
+    place = cache()
+    return place and place / "packed" / f"{source.path.name}-{_hash(name).hex()[:16]}"
+
+
+def _digest(source: Pictures) -> str:
+    """Stands for the names, sizes and times of change of the files."""
+    found = hashlib.blake2b(f"1 {source}".encode(), digest_size=16)
+    for path in _files(source) if source.path.is_dir() else [source.path]:
+        facts = path.stat()
+        found.update(f"{path.name} {path.parent} {facts.st_size} {facts.st_mtime_ns} ".encode())
+    return found.hexdigest()
 
 
 @dataclass
@@ -151,17 +214,10 @@ class Plan(NamedTuple):
     rows: dict[str, int]
     shape: tuple[int, int, int]
 
-    def labels(self) -> list[torch.Tensor]:
-        """Of the training and of the test images, in their order."""
-        found = []
-        for counts in self.counts:
-            y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            found.append(y[rank_in_class(y).argsort(stable=True)])
-        return found
 
-
-def _survey(source: Pictures) -> _Survey:
-    budget = Budget(source.path)
+def _survey(source: Pictures, place: Path | None) -> _Survey:
+    """``place``: a folder on whose disk there may be more pixels than in memory."""
+    budget = Budget(source.path, room=_disk(place))
     decoder = Decoder(source.size, source.background)
     found = _Survey()
     shapes: dict[Any, Any] = {}  # one object for all images of a shape
@@ -182,26 +238,60 @@ def _survey(source: Pictures) -> _Survey:
     return found
 
 
-def decode(
-    source: Pictures, rows: Mapping[str, int], problems: dict[str, str], x: np.ndarray
-) -> None:
-    """Decode each image into its row of ``x``; why one cannot be is added to ``problems``. No
-    threads: small images take most of their time in Python, and two threads took longer."""
+def _disk(place: Path | None) -> int:
+    """The size of the disk that a folder is on, or will be."""
+    there = next((folder for folder in place.parents if folder.exists()), None) if place else None
+    return shutil.disk_usage(there).total if there else 0
+
+
+def _decode(
+    source: Pictures,
+    rows: Mapping[str, int],
+    x: np.ndarray,
+    progress: Progress,
+    save: Callable[[Progress], None],
+) -> Progress:
+    """Decode each image into its row of ``x``.
+
+    Several threads share large images. Small ones take most of their time in Python, and two
+    threads took longer.
+    """
     decoder = Decoder(source.size, source.background)
-    found = _members(source, lambda path: str(path) in rows, Budget(source.path))
-    for member in _progress(found, f"decoding {source.path.name}"):
-        if member.data is not None:
-            name = str(member.path)
-            try:
-                pixels = decoder.pixels(member.data)
-                if name not in problems:  # it has another size
+    problems = dict(progress.problems)
+    skip = iter(range(progress.done))
+
+    def wanted(path: PurePosixPath) -> bool:
+        return str(path) in rows and next(skip, None) is None
+
+    def decoded(member: Member) -> Pixels | UnusableError:
+        try:
+            return decoder.pixels(member.data or b"")
+        except UnusableError as error:
+            return error
+
+    done, saved = progress.done, time.monotonic()
+    found = _members(source, wanted, Budget(source.path))
+    files = (member for member in found if member.data is not None)
+    shown = iter(_progress(files, f"decoding {source.path.name}", done, len(rows)))
+    threads = min(16, os.cpu_count() or 1) if prod(x.shape[1:]) > LARGE else 1
+    with ThreadPoolExecutor(threads) as pool:
+        while some := list(islice(shown, 4 * threads)):
+            results = pool.map(decoded, some) if threads > 1 else map(decoded, some)
+            for member, pixels in zip(some, results, strict=True):
+                name = str(member.path)
+                if isinstance(pixels, UnusableError):
+                    problems[name] = str(pixels)
+                elif name not in problems:  # it has another size
                     # a grey image among coloured ones fills all three channels
                     x[rows[name]] = pixels
-            except UnusableError as error:
-                problems[name] = str(error)
+            done += len(some)
+            if time.monotonic() - saved >= SAVE_EVERY:
+                save(Progress(done, problems))
+                saved = time.monotonic()
+    return Progress(done, problems)
 
 
-def refuse(source: Pictures, problems: Mapping[str, str]) -> None:
+def _refuse(source: Pictures, problems: Mapping[str, str]) -> None:
     """One line about all files that cannot be used, if there are any."""
     if problems:
         shown = [f"{name} {problems[name]}" for name in sorted(problems)[:SHOWN]]
@@ -213,20 +303,36 @@ def refuse(source: Pictures, problems: Mapping[str, str]) -> None:
         raise InputError(f"{source.path}: {'; '.join(shown)}{more}: {remedy}")
 
 
-def _progress(source: Iterable[Member], what: str) -> Iterable[Member]:
-    shown: Any = {"disable": None, "delay": 2, "leave": False}
+def _progress(
+    source: Iterable[Member], what: str, done: int = 0, total: int | None = None
+) -> Iterable[Member]:
+    shown: Any = {"disable": None, "delay": 2, "leave": False, "initial": done, "total": total}
     bar: Iterable[Member] = tqdm(source, desc=what, unit=" images", **shown)
     return bar
 
 
-def _members(source: Pictures, wanted: Any, budget: Budget) -> Iterator[Member]:
+def _members(source: Pictures, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     if source.path.is_dir():
         return _tree(source, wanted, budget)
     return members(source.path, wanted, budget)
 
 
-def _tree(source: Pictures, wanted: Any, budget: Budget) -> Iterator[Member]:
-    """The folders and images of a directory, down to a level too deep, which is reported."""
+def _tree(source: Pictures, wanted: Wanted, budget: Budget) -> Iterator[Member]:
+    """The folders and images of a directory."""
+    for path in _files(source, folders=True):
+        relative = PurePosixPath(path.relative_to(source.path))
+        if path.is_dir():
+            yield Member(relative, None)
+        elif wanted(relative):
+            require_regular(path)
+            facts = path.stat()
+            budget.stored += facts.st_size
+            budget.add_file(str(relative), facts.st_size)
+            yield Member(relative, path.read_bytes())
+
+
+def _files(source: Pictures, *, folders: bool = False) -> Iterator[Path]:
+    """The images of a directory, down to a level too deep, which is reported; and the folders."""
     root = source.path
     test_name = next((name for name in TEST_NAMES if (root / name).is_dir()), "test")
     places = [root / "train", root / test_name]
@@ -235,13 +341,9 @@ def _tree(source: Pictures, wanted: Any, budget: Budget) -> Iterator[Member]:
         places, levels = [root], 2
     for place in places:
         for path in _below(place, levels):
-            relative = PurePosixPath(path.relative_to(root))
-            if path.is_dir():
-                yield Member(relative, None)
-            elif _is_image(relative) and wanted(relative):
-                require_regular(path)
-                budget.add_file(str(relative), path.stat().st_size)
-                yield Member(relative, path.read_bytes())
+            is_folder = path.is_dir()
+            if (is_folder and folders) or (not is_folder and _is_image(PurePosixPath(path.name))):
+                yield path
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from mrboost.data.archives import reason
 from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
 from mrboost.data.folder import FOLDER, LAYOUT, Pictures, read_folder, user_path
+from mrboost.data.packing import cache
 from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, look_up
 
@@ -80,8 +81,9 @@ def load(
     """
     with _file_errors(name):
         if name.startswith(FOLDER):
-            train, test, classes = read_folder(Pictures.named(name))
-            return Dataset(whole_name(name), train, test, classes, usual_defaults(train.x.shape[2]))
+            train, test, classes, facts = read_folder(Pictures.named(name))
+            usual = usual_defaults(train.x.shape[2])
+            return Dataset(whole_name(name), train, test, classes, usual, facts)
         source = _source(name)
         found = _find(name, source, data_dir)
         if found is None:
@@ -146,11 +148,8 @@ def _roots(data_dir: Folder) -> list[Path]:
     if data_dir is not None:
         return [user_path(data_dir)]
     named = os.environ.get("MRBOOST_DATA")
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        caches = [Path(cache).expanduser() / "mrboost"]
-    except RuntimeError:  # a user without a home, as in some containers
-        caches = []
+    own = cache()
+    caches = [own] if own else []
     return [user_path(named), *caches] if named else caches
 
 

@@ -16,6 +16,7 @@ from mrboost.attacks import Classifier, attacked
 from mrboost.attacks.checks import check_batch, check_logits
 from mrboost.attacks.model import LOW_PRECISION, Rounded
 from mrboost.data import Split, as_tensors
+from mrboost.data.mapped import Mapped
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
@@ -129,13 +130,13 @@ def _is_map(x: object) -> bool:
     return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
 
 
-def _rows(images: Tensor | np.ndarray) -> Iterator[slice]:
+def _rows(images: Tensor | Mapped | np.ndarray) -> Iterator[slice]:
     """Slices of as many images as a chunk has; one of no images if there are none."""
     size = _per_chunk(images)
     return (slice(i, i + size) for i in range(0, max(1, len(images)), size))
 
 
-def _per_chunk(images: Tensor | np.ndarray) -> int:
+def _per_chunk(images: Tensor | Mapped | np.ndarray) -> int:
     return max(1, CHUNK // max(1, math.prod(images.shape[1:])))
 
 
