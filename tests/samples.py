@@ -85,6 +85,9 @@ def picture(seed=0, shape=(6, 5, 3)):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
+LARGE = encoded(picture(0, (64, 64, 3)))
+
+
 def pictures(classes=("cat", "dog"), per_class=3, shape=(6, 5, 3), splits=("train", "test")):
     """{path: png bytes}, each image different."""
     names = [f"{split}/{c}/{i}.png" for split in splits for c in classes for i in range(per_class)]

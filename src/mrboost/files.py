@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import safetensors
 import safetensors.torch
@@ -180,12 +180,22 @@ def remove_temporary(folder: Path, name: str = "*") -> None:
         left.unlink(missing_ok=True)
 
 
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """What stands for a tensor that is not in memory."""
+
+    def fingerprint(self) -> str:
+        """That of the tensor."""
+
+
 def digest(*values: object) -> str:
     return _hash("\n".join(map(fingerprint, values)).encode())
 
 
 def fingerprint(value: object) -> str:
     """A text that is the same for equal tensors, numbers and texts in another process."""
+    if isinstance(value, Fingerprinted):
+        return value.fingerprint()
     if not isinstance(value, Tensor):
         return repr(value)
     # Not .contiguous(): one element counts as that, whatever its stride.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -276,6 +277,24 @@ def test_a_run_whose_folder_of_images_moved(tmp_path: Path, capsys) -> None:
     command = ["evaluate", out, "--attack", "fgsm", "--quiet"]
     assert "--data-dir names the folder that holds images now" in error_of(capsys, *command)
     done(*command, "--data-dir", tmp_path / "new")
+
+
+def test_what_is_made_of_a_folders_images_is_kept_with_the_run(tmp_path: Path, capsys) -> None:
+    """Every command loads them again from the name in config.json, also where they moved."""
+    images, out = tmp_path / "images", tmp_path / "run"
+    write_pictures(images, "ab")
+    shutil.rmtree(images / "test")
+    given = ["--data", f"folder:{images}", "--size", "6", "--test-share", "0.25"]
+    done("train", "at", "--model", "cnn-digits", *given, *ONCE, "--out", out)
+    assert config_of(out)["data"] == f"folder:{images}?size=6&test-share=0.25"
+    done("train", "--resume", "--out", out, "--quiet")
+    (tmp_path / "new").mkdir()
+    images.rename(tmp_path / "new" / "images")
+    found = json_of(
+        capsys, "evaluate", out, "--attack", "fgsm", "--quiet", "--data-dir", tmp_path / "new"
+    )
+    assert found["evaluations"][0]["n"] == 12
+    assert "size is for images of a folder" in error_of(capsys, "data", "digits", "--size", "9")
 
 
 def test_other_training_images_are_noticed(tmp_path: Path, digits, capsys) -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mrboost.data import archives, load
-from samples import encoded, pack, picture, pictures, png, refusal
+from mrboost.data import archives, folder, load
+from samples import LARGE, encoded, pack, picture, pictures, png, refusal
 
 KINDS = ["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"]
 
@@ -99,7 +99,6 @@ def test_a_top_folder_is_accepted(tmp_path, kind):
 # --- trees that are wrong
 
 SIXTEEN_BITS = np.full((6, 5), 40000, np.uint16)
-LARGE = encoded(picture(0, (64, 64, 3)))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +219,7 @@ def test_small_files_that_decode_to_gigabytes_are_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(archives, "GIB", 2**20)
     refusal("200 times their files' size in memory", name)
     monkeypatch.setattr(archives, "MAX_MEMORY", 2**20)
+    monkeypatch.setattr(folder, "_disk", lambda place: 0)  # nor is there room on a disk
     refusal("of memory: make them smaller", name)
 
 
@@ -299,3 +299,105 @@ def test_a_member_that_is_there_twice_is_refused(tmp_path):
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("train/cat/0.png"))
     refusal(r"train/cat/0\.png is there twice", f"folder:{path}")
+
+
+# --- what is made of the images
+
+
+def photo(width, height, orientation=None, quality=95):
+    """A JPEG whose colours say where they are: red grows to the right, green downwards."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, width)[None, :]
+    pixels[..., 1] = np.linspace(0, 255, height)[:, None]
+    image, buffer, exif = Image.fromarray(pixels), io.BytesIO(), Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+        stored = {6: Image.Transpose.ROTATE_90, 3: Image.Transpose.ROTATE_180}[orientation]
+        image = image.transpose(stored)
+    image.save(buffer, "JPEG", quality=quality, exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["tree", "zip"])
+def test_photos_train_upright(tmp_path, suffix):
+    """What a camera stores on its side, with an EXIF tag that says so, is turned."""
+    upright = photo(24, 16)
+    files = {f"{split}/{c}/0.jpg": upright for split in ("train", "test") for c in "ab"}
+    files |= {"train/a/1.jpg": photo(24, 16, 6), "train/b/1.jpg": photo(24, 16, 3)}
+    assert Image.open(io.BytesIO(files["train/a/1.jpg"])).size == (16, 24)
+    train = load(f"folder:{pack(tmp_path / f'a.{suffix}', files)}").train
+    assert train.x.shape == (4, 3, 16, 24)
+    for image in train.x[1:]:
+        assert (image.int() - train.x[0].int()).abs().max() <= 6  # JPEG rounds
+
+
+def test_transparency_lies_on_the_background(tmp_path):
+    clear = np.zeros((4, 4, 4), np.uint8)
+    clear[:, 2:] = (200, 100, 50, 255)
+    palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P").resize((4, 4), 0)
+    palette.putpalette([9, 9, 9, 200, 100, 50])
+    buffer = io.BytesIO()
+    palette.save(buffer, "PNG", transparency=0)
+    names = [f"{split}/{c}/0.png" for split in ("train", "test") for c in "ab"]
+    path = pack(
+        tmp_path / "a", dict.fromkeys(names, encoded(clear)) | {names[1]: buffer.getvalue()}
+    )
+    for given, value in (("", 255), ("?background=black", 0)):
+        for image in load(f"folder:{path}{given}").train.x:
+            assert (image[:, :, :2] == value).all()
+            assert image[:, 0, 3].tolist() == [200, 100, 50]
+    refusal("background is white or black, got 'pink'", f"folder:{path}?background=pink")
+
+
+def test_size_resizes_the_shorter_side_and_cuts_out_the_centre(tmp_path):
+    files = {f"{split}/{c}/0.jpg": photo(96, 48) for split in ("train", "test") for c in "ab"}
+    files["train/a/1.png"] = encoded(np.tile(np.array([[[0], [255]]], np.uint8), (16, 32, 3)))
+    name = f"folder:{pack(tmp_path / 'a', files)}?size=12"
+    dataset = load(name)
+    assert dataset.shape == (3, 12, 12)
+    red, green, _ = dataset.train.x[0].float()
+    whole = torch.linspace(0, 255, 96)[24:72].view(12, 4).mean(1)  # the middle half of the width
+    assert (red.mean(0) - whole).abs().max() < 4
+    assert (green.mean(1) - torch.linspace(0, 255, 48).view(12, 4).mean(1)).abs().max() < 8
+    assert ((dataset.train.x[2].float() - 127.5).abs() < 64).all()  # stripes: antialiased to grey
+    assert dataset.fingerprint() == load(name).fingerprint()
+    refusal("train/a/1.png is 64x16 pixels but 96x48 is expected.*--size 64", name[:-8])
+
+
+@pytest.mark.parametrize("top", ["train/", "", "top/train/"])
+def test_a_share_of_each_class_is_for_testing(store, top):
+    files = pictures(classes=("cat", "dog"), per_class=10, splits=("train",))
+    files |= {f"train/ant/{i}.png": encoded(picture(i)) for i in range(3)}
+    files = {name.replace("train/", top): content for name, content in files.items()}
+    name = store(files)
+    if name.endswith("tree") and top == "top/train/":
+        pytest.skip("a top folder is of archives")
+    shared = load(f"{name}?test-share=0.2")
+    assert shared.test.y.bincount().tolist() == [1, 2, 2]
+    assert shared.train.y.bincount().tolist() == [2, 8, 8]
+    images = {image.numpy().tobytes() for split in (shared.train, shared.test) for image in split.x}
+    assert len(images) == 23
+    again = load(f"{name}?test-share=0.2")
+    assert torch.equal(again.test.x, shared.test.x)
+    if top == "train/":
+        refusal("--test-share 0.2", name)
+
+
+def test_options_of_a_folder_that_are_wrong(tmp_path):
+    name = f"folder:{pack(tmp_path / 'a', pictures())}"
+    refusal("has a folder test: leave test-share out", f"{name}?test-share=0.5")
+    refusal("did you mean size", f"{name}?sise=3")
+    refusal("size must be a number", f"{name}?size=big")
+    refusal("size must be 1 to", f"{name}?size=0")
+    refusal("test-share must be", f"{name}?test-share=1")
+    single = pictures(splits=("train",), per_class=1)
+    refusal("class cat has one image", f"folder:{pack(tmp_path / 'b', single)}?test-share=0.5")
+
+
+def test_all_files_that_are_wrong_are_in_one_message(tmp_path):
+    files = pictures(per_class=6)
+    files |= {f"train/cat/{i}.png": LARGE[: len(LARGE) // 2] for i in range(2)}
+    files |= {f"test/dog/{i}.png": encoded(picture(0, (9, 8, 3))) for i in range(3)}
+    files |= {"train/dog/5.png": b"", "logo.png": b"none of the data"}
+    message = refusal("more, 6 in all", f"folder:{pack(tmp_path / 'a.zip', files)}")
+    assert message.count(".png") == 3

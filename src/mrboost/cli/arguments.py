@@ -122,6 +122,7 @@ def _train(p: _Parser) -> None:
     goes on."""
     p.add_argument("recipe", nargs="?", metavar="RECIPE", help="see mrboost recipes")
     _add(p, "--data NAME", f"{DATASETS} or folder:PATH (default: digits)")
+    _folder_options(p)
     _add(p, "--out DIR", "run folder (default: runs/DATA-RECIPE-seedN)", Path)
     _add(p, "--resume", "go on with the run in --out")
     first = "boost the network of a run, or fine-tune it or weights from a file (.safetensors, .pt)"
@@ -231,6 +232,7 @@ def _recipes(p: _Parser) -> None:
 def _data(p: _Parser) -> None:
     """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
+    _folder_options(p)
     _data_folder(p)
 
 
@@ -241,6 +243,14 @@ def _common(p: _Parser) -> None:
     _data_folder(group)
     _imports(group)
     _add(group, "--quiet", "no progress on standard error")
+
+
+def _folder_options(to: Any) -> None:
+    group = to.add_argument_group("images of a folder:PATH, kept in its name")
+    _add(group, "--size N", "resize the shorter side to N pixels, and cut out the centre", int)
+    share = "for testing, of each class, where there is no test folder: 0.2 say"
+    _add(group, "--test-share X", share, fraction)
+    _add(group, "--background C", "of transparent images: white (default) or black")
 
 
 def _imports(to: Any) -> None:

@@ -33,7 +33,7 @@ from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.training.boost import boost
 
-from .listings import show_data, show_recipes
+from .listings import show_data, show_recipes, source_of
 
 Classifiers = list[tuple[str, int]]
 """Which weights, and how many members."""
@@ -74,7 +74,7 @@ def _train(options: Namespace) -> None:
     if options.recipe is None:
         given = _take_from_run(options) | given
     recipe = recipes.get(options.recipe)
-    source = options.data or "digits"
+    source = source_of(options, options.data or "digits")
     default = f"{slug(source)}-{recipe.name}-seed{given.get('seed', 0)}"
     out = options.out or Path("runs") / default
     how = {"out": out, "resume": options.resume, "first": options.first, **_where(options)}

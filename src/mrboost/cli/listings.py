@@ -6,9 +6,11 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mrboost import data, recipes
+from mrboost.data.folder import FOLDER, Pictures
 from mrboost.errors import InputError
 from mrboost.evaluation.result import format_eps
 from mrboost.recipes import Recipe
@@ -60,11 +62,20 @@ def _described(recipe: Recipe) -> dict[str, str]:
     return parts | {"model": parts["model"].replace("{}", "DATA")}
 
 
+def source_of(options: argparse.Namespace, name: str) -> str:
+    """The name of the data with what the command says of a folder's images."""
+    given = {key: getattr(options, key) for key in ("size", "test_share", "background")}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given and not name.startswith(FOLDER):
+        raise InputError(f"{min(given)} is for images of a folder:PATH, not {name}: leave it out")
+    return str(replace(Pictures.named(name), **given)) if given else name
+
+
 def show_data(options: argparse.Namespace) -> None:
-    names = [options.name] if options.name else data.names()
+    names = [source_of(options, options.name)] if options.name else data.names()
     described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
     facts = described[0]
-    if options.name and options.name.startswith("folder:") and facts["found"] is None:
+    if options.name and options.name.startswith(FOLDER) and facts["found"] is None:
         raise InputError(f"{options.name} does not exist: {facts['remedy']}")
     if options.json:
         print(json.dumps(facts if options.name else described, indent=2))

@@ -27,6 +27,7 @@ GIB = 2**30
 MAX_FILES = 1_500_000  # ImageNet has 1.3 million images
 MAX_READ = 8 * GIB
 MAX_MEMORY = 8 * GIB
+MAX_UNPACKED = 4  # bytes read for each byte of an archive, beyond MAX_READ
 MAX_RATIO = 200  # bytes of memory for each byte read, beyond the first GiB
 MAX_HEADER = 128 * MIB  # of a long name in a tar, of all names in a zip
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -43,10 +44,14 @@ class Budget:
     Args:
         source: the folder or archive, for messages.
         largest: bytes of one file, unpacked.
+        room: bytes of the disk that the pixels may go to instead of memory.
+        stored: bytes that the source itself takes: so much may be read in any case.
     """
 
     source: Path
     largest: int = 64 * MIB
+    room: int = 0
+    stored: int = 0
     files: int = 0
     read: int = 0
     memory: int = 0
@@ -58,16 +63,17 @@ class Budget:
         if size > self.largest:
             limit = f"no more than {self.largest // MIB} MiB are allowed"
             raise InputError(f"{self.source}: {name!r} unpacks to {size} bytes: {limit}, refused")
-        if self.files > MAX_FILES or self.read > MAX_READ:
-            limit = f"{MAX_FILES:,} files or {MAX_READ // GIB} GiB"
+        most = max(MAX_READ, MAX_UNPACKED * self.stored)
+        if self.files > MAX_FILES or self.read > most:
+            limit = f"{MAX_FILES:,} files or {most / GIB:.0f} GiB"
             raise InputError(f"{self.source} holds more than {limit}: keep only the images")
 
     def add_memory(self, size: int) -> None:
         """Count memory for pixels before they are decoded."""
         self.memory += size
         limit = ""
-        if self.memory > MAX_MEMORY:
-            limit = f"{MAX_MEMORY // GIB} GiB of memory"
+        if self.memory > (most := max(MAX_MEMORY, self.room)):
+            limit = f"{most / GIB:.0f} GiB of memory"
         elif self.memory > GIB + MAX_RATIO * self.read:
             limit = f"{MAX_RATIO} times their files' size in memory"
         if limit:
@@ -86,6 +92,7 @@ def members(archive: Path, wanted: Wanted, budget: Budget) -> Iterator[Member]:
     """The folders of an archive and those of its files whose path is ``wanted``, in the archive's
     order. Raises InputError for an archive that is damaged, or hostile as described above."""
     require_regular(archive)
+    budget.stored += archive.stat().st_size
     with reading(f"{archive} is truncated, damaged or not a tar or zip archive"):
         with archive.open("rb") as file:
             magic = file.read(6)

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mrboost.data.archives import reading
+from mrboost.data.mapped import Mapped
 from mrboost.errors import InputError, unknown_name
 from mrboost.seeds import derive
 
@@ -25,9 +26,13 @@ MIN_STD = 1e-3  # a constant channel must not turn normalisation into a division
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and labels of one part: x (N, C, H, W), uint8 or float32 in [0, 1]; y (N,), int64."""
+    """Images and labels of one part: x (N, C, H, W), uint8 or float32 in [0, 1]; y (N,), int64.
 
-    x: Tensor
+    Of more images than memory should hold, x is ``Mapped``: they stay in a file, and so do those of
+    a part, until ``images`` or ``x[index]`` reads them.
+    """
+
+    x: Tensor | Mapped
     y: Tensor
 
     def __repr__(self) -> str:
@@ -47,14 +52,48 @@ class Split:
         return len(self.y)
 
     def __getitem__(self, index: slice | Tensor) -> Split:
-        return Split(self.x[index], self.y[index])
+        x = self.x.select(index) if isinstance(self.x, Mapped) else self.x[index]
+        return Split(x, self.y[index])
 
     def to(self, device: str | torch.device) -> Split:
         return Split(self.x.to(device), self.y.to(device))
 
     def images(self) -> Tensor:
         """The images as float32 in [0, 1]."""
-        return self.x if self.x.dtype == torch.float32 else self.x.to(torch.float32).div_(255)
+        x = self.x[:] if isinstance(self.x, Mapped) else self.x
+        return x if x.dtype == torch.float32 else x.to(torch.float32).div_(255)
+
+    def parts(self) -> Iterator[Split]:
+        """Some of the images at a time, where they are in a file; else all."""
+        size = self.x.part if isinstance(self.x, Mapped) else max(1, len(self))
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def fingerprint(self) -> str:
+        """A hash of images and labels: another order or pixel gives another one."""
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(repr((tuple(self.x.shape), self.x.dtype)).encode())
+        for part in self.x.parts() if isinstance(self.x, Mapped) else [self.x]:
+            digest.update(part[:].cpu().contiguous().numpy().data)
+        digest.update(repr((tuple(self.y.shape), self.y.dtype)).encode())
+        digest.update(self.y.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel, in [0, 1] units."""
+        total = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
+        squares = torch.zeros_like(total)
+        whole = self.x.dtype == torch.uint8
+        # Not all in float64 at once; sums of whole numbers are exact, however many at a time
+        step = max(1, min(1024, 2**22 // self.x.shape[1:].numel())) if whole else 1024
+        for start in range(0, len(self), step):
+            values = self.x[start : start + step].to(torch.float64)
+            total += values.sum(dim=(0, 2, 3))
+            squares += values.square().sum(dim=(0, 2, 3))
+        count = self.x.shape.numel() // self.x.shape[1]
+        scale = 255.0 if whole else 1.0
+        mean = total / count
+        std = (squares / count - mean.square()).clamp(min=0).sqrt() / scale
+        return tuple((mean / scale).tolist()), tuple(std.clamp(min=MIN_STD).tolist())
 
 
 @dataclass(frozen=True)
@@ -72,13 +111,19 @@ class Defaults:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test images with the classes' names, and what is usual for them."""
+    """Training and test images with the classes' names, and what is usual for them.
+
+    Attributes:
+        facts: what is known of the training images without a look at them: "fingerprint", "mean"
+            and "std".
+    """
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
     defaults: Defaults
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_values(self.train, len(self.classes), f"{self.name} train")
@@ -102,25 +147,13 @@ class Dataset:
 
     def fingerprint(self) -> str:
         """A hash of the training images and labels: another order or pixel gives another one."""
-        digest = hashlib.blake2b(digest_size=8)
-        for tensor in (self.train.x, self.train.y):
-            digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-            digest.update(tensor.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        return str(self.facts.get("fingerprint") or self.train.fingerprint())
 
     def channel_stats(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel of the training images, in [0, 1] units."""
-        total = torch.zeros(self.shape[0], dtype=torch.float64, device=self.train.x.device)
-        squares = torch.zeros_like(total)
-        for start in range(0, len(self.train), 1024):  # not all in float64 at once
-            values = self.train.x[start : start + 1024].to(torch.float64)
-            total += values.sum(dim=(0, 2, 3))
-            squares += values.square().sum(dim=(0, 2, 3))
-        count = self.train.x[:, 0].numel()
-        scale = 255.0 if self.train.x.dtype == torch.uint8 else 1.0
-        mean = total / count
-        std = (squares / count - mean.square()).clamp(min=0).sqrt() / scale
-        return tuple((mean / scale).tolist()), tuple(std.clamp(min=MIN_STD).tolist())
+        if "mean" in self.facts:
+            return tuple(self.facts["mean"]), tuple(self.facts["std"])
+        return self.train.channel_stats()
 
 
 Array = Tensor | np.ndarray
@@ -231,7 +264,7 @@ def usual_defaults(height: int) -> Defaults:
 
 
 def _check_values(split: Split, num_classes: int, where: str) -> None:
-    if split.x.numel() == 0:
+    if split.x.shape.numel() == 0:
         raise InputError(f"{where}: images have shape {tuple(split.x.shape)}: there are none")
     wrong = split.y[(split.y < 0) | (split.y >= num_classes)]
     if len(wrong):
@@ -239,7 +272,7 @@ def _check_values(split: Split, num_classes: int, where: str) -> None:
         raise InputError(
             f"{where}: {label}: those of {num_classes} classes are 0..{num_classes - 1}"
         )
-    if split.x.dtype == torch.float32:
+    if isinstance(split.x, Tensor) and split.x.dtype == torch.float32:
         low, high = (float(bound) for bound in split.x.aminmax())
         if not (low >= 0 and high <= 1):  # of NaN, too
             span = f"pixels span [{low:g}, {high:g}]"

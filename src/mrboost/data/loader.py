@@ -1,14 +1,20 @@
-"""Shuffled, augmented batches of a split that is kept on the device.
+"""Shuffled, augmented batches of a split that is kept on the device, or streamed to it.
 
-At the sizes of this field (CIFAR-10 is 150 MB) that is faster than any number of worker processes,
-and it makes an epoch a function of one generator: the same seed gives the same batches.
+At the sizes of this field (CIFAR-10 is 150 MB) a split on the device is faster than any number of
+worker processes. Images that do not fit there are read ahead by threads, from memory or from their
+file, and sent from pinned memory. Both ways an epoch is a function of one generator, and the same
+one: only the order is drawn ahead, the augmentation when a batch is on the device.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,7 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mrboost.data.dataset import Split
+from mrboost.data.mapped import Mapped
 from mrboost.errors import InputError
+
+AHEAD = 3
+"""Batches that are read ahead, each by a thread."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +125,15 @@ class Batches:
     Args:
         split: the images and labels.
         batch_size: images in a batch, at most.
-        device: where to keep the split.
+        device: where the batches are, and the split, if it fits.
         augment: applied to each batch.
         least: images in a batch, at least, if the split has as many.
+        room: bytes of the device that the split may take; half of what is free, if not given. On
+            the CPU images in a file stay there.
+
+    Attributes:
+        streamed: whether the split is not kept on the device.
+        waited: seconds so far in which a batch was asked for that was not read yet.
     """
 
     def __init__(
@@ -128,8 +144,14 @@ class Batches:
         device: str | torch.device = "cpu",
         augment: Augment | None = None,
         least: int = 2,
+        room: int | None = None,
     ) -> None:
-        self.split, self.augment = split.to(device), augment
+        self.augment = augment
+        self.waited = 0.0
+        self._device = torch.device(device)
+        self.split = split.to(device) if _fits(split, self._device, room) else split
+        here = self.split.x.device.type == self._device.type
+        self.streamed = isinstance(self.split.x, Mapped) or not here
         batches = max(1, min(-(-len(split) // batch_size), len(split) // least))
         self._bounds = list(pairwise(i * len(split) // batches for i in range(batches + 1)))
 
@@ -141,7 +163,45 @@ class Batches:
         best on the same device."""
         x, y = self.split.x, self.split.y
         order = torch.randperm(len(y), generator=generator, device=generator.device).to(y.device)
-        for start, stop in self._bounds:
-            batch, labels = x[order[start:stop]], y[order[start:stop]]
+        batches = [order[start:stop] for start, stop in self._bounds]
+        taken = ((x[rows], y[rows]) for rows in batches)
+        for batch, labels in self._streamed(batches) if self.streamed else taken:
             batch = batch if self.augment is None else self.augment(batch, generator)
             yield batch.float().div_(255) if x.dtype == torch.uint8 else batch, labels
+
+    def _streamed(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images and labels of these rows, some batches read ahead."""
+        coming = iter(batches)
+        ahead: deque[Future[tuple[Tensor, Tensor]]] = deque()
+        pool = ThreadPoolExecutor(AHEAD)
+        try:
+            ahead.extend(pool.submit(self._read, rows) for rows in islice(coming, AHEAD))
+            while ahead:
+                began = time.perf_counter()
+                images, labels = ahead.popleft().result()
+                self.waited += time.perf_counter() - began
+                ahead.extend(pool.submit(self._read, rows) for rows in islice(coming, 1))
+                send = partial(torch.Tensor.to, device=self._device, non_blocking=True)
+                yield send(images), send(labels)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels, pinned where they are to be sent to a GPU."""
+        x, y = self.split.x, self.split.y
+        labels, rows = y[rows], rows.cpu()
+        source, rows = (x.images, x.rows[rows]) if isinstance(x, Mapped) else (x, rows)
+        pinned = self._device.type == "cuda"
+        shape = (len(rows), *source.shape[1:])
+        images = torch.empty(shape, dtype=source.dtype, pin_memory=pinned)
+        torch.index_select(source, 0, rows, out=images)
+        return images, labels.pin_memory() if pinned else labels
+
+
+def _fits(split: Split, device: torch.device, room: int | None) -> bool:
+    """Whether a split may be kept on the device."""
+    if room is None:
+        if device.type != "cuda":
+            return not isinstance(split.x, Mapped)
+        room = torch.cuda.mem_get_info(device)[0] // 2
+    return split.x.shape.numel() * split.x.dtype.itemsize <= room

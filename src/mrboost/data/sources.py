@@ -17,17 +17,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from mrboost.data.archives import reason
 from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
-from mrboost.data.folder import LAYOUT, read_folder
+from mrboost.data.folder import FOLDER, LAYOUT, Pictures, read_folder, user_path
+from mrboost.data.packing import cache
 from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, look_up
 
-FOLDER = "folder:"
 Folder = str | Path | None
 
 
@@ -53,7 +53,10 @@ def defaults(name: str, height: int) -> Defaults:
 
 def whole_name(name: str) -> str:
     """The name that a dataset has once it is loaded: that of a folder has its absolute path."""
-    return f"{FOLDER}{_folder_path(name).absolute()}" if name.startswith(FOLDER) else name
+    if not name.startswith(FOLDER):
+        return name
+    pictures = Pictures.named(name)
+    return str(replace(pictures, path=pictures.path.absolute()))
 
 
 def load(
@@ -62,7 +65,8 @@ def load(
     """A dataset by its name.
 
     Args:
-        name: one of ``names()``, or ``folder:PATH`` for a tree of images, packed or not.
+        name: one of ``names()``, or ``folder:PATH`` for a tree of images, packed or not; what is
+            made of them may follow, as in ``folder:PATH?size=64&test-share=0.2&background=black``.
         data_dir: where to look for its files, and to put a download; by default $MRBOOST_DATA and
             the user's cache.
         download: fetch what is not there.
@@ -77,8 +81,9 @@ def load(
     """
     with _file_errors(name):
         if name.startswith(FOLDER):
-            train, test, classes = read_folder(_folder_path(name))
-            return Dataset(whole_name(name), train, test, classes, usual_defaults(train.x.shape[2]))
+            train, test, classes, facts = read_folder(Pictures.named(name))
+            usual = usual_defaults(train.x.shape[2])
+            return Dataset(whole_name(name), train, test, classes, usual, facts)
         source = _source(name)
         found = _find(name, source, data_dir)
         if found is None:
@@ -100,7 +105,7 @@ def describe(name: str, data_dir: Folder = None, *, verify: bool = True) -> dict
     found: Path | Found | None
     with _file_errors(name):
         if name.startswith(FOLDER):
-            found = _folder_path(name)
+            found = Pictures.named(name).path
             if not found.exists():
                 return {"name": name, "found": None, "looked_for": [str(found)], "remedy": LAYOUT}
         else:
@@ -128,23 +133,6 @@ def _source(name: str) -> Source:
     return look_up("dataset", name, SOURCES, hint="or folder:PATH")
 
 
-def _folder_path(name: str) -> Path:
-    path = name.removeprefix(FOLDER)
-    if not path:
-        raise InputError(f"{FOLDER} needs a path, as in {FOLDER}pictures.zip; {LAYOUT}")
-    return _user_path(path)
-
-
-def _user_path(path: str | Path) -> Path:
-    """A path as the user wrote it, with ~ for a home."""
-    try:
-        str(path).encode()  # messages and run folders hold it as UTF-8
-        return Path(path).expanduser()
-    except (UnicodeEncodeError, RuntimeError) as error:  # RuntimeError: no home
-        problem = f"{str(path)!r} is no path here ({reason(error)})"
-        raise InputError(f"{problem}: write another") from None
-
-
 @contextmanager
 def _file_errors(name: str) -> Iterator[None]:
     """Turn an operating system's error (no permission, too long a name) into an InputError."""
@@ -158,14 +146,11 @@ def _file_errors(name: str) -> Iterator[None]:
 def _roots(data_dir: Folder) -> list[Path]:
     """The folders to look in."""
     if data_dir is not None:
-        return [_user_path(data_dir)]
+        return [user_path(data_dir)]
     named = os.environ.get("MRBOOST_DATA")
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        caches = [Path(cache).expanduser() / "mrboost"]
-    except RuntimeError:  # a user without a home, as in some containers
-        caches = []
-    return [_user_path(named), *caches] if named else caches
+    own = cache()
+    caches = [own] if own else []
+    return [user_path(named), *caches] if named else caches
 
 
 def _find(name: str, source: Source, data_dir: Folder) -> Found | None:

@@ -24,9 +24,12 @@ from .inputs import fitted
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
     """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    model, x = fitted(model, split.images())
-    clean, robust = (still_correct(model, x, split.y, one) for one in (None, attack))
-    return clean.double().mean().item(), robust.double().mean().item()
+    found: list[list[Tensor]] = []
+    for part in split.parts():
+        fits, x = fitted(model, part.images())
+        found.append([still_correct(fits, x, part.y, one) for one in (None, attack)])
+    clean, robust = (torch.cat(parts).double().mean().item() for parts in zip(*found, strict=True))
+    return clean, robust
 
 
 def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:

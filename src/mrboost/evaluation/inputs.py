@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from mrboost.attacks import Classifier, attacked
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
 from mrboost.data import Split, as_tensors
+from mrboost.data.mapped import Mapped
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
@@ -128,13 +129,13 @@ def _is_map(x: object) -> bool:
     return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
 
 
-def _rows(images: Tensor | np.ndarray) -> Iterator[slice]:
+def _rows(images: Tensor | Mapped | np.ndarray) -> Iterator[slice]:
     """Slices of as many images as a chunk has; one of no images if there are none."""
     size = _per_chunk(images)
     return (slice(i, i + size) for i in range(0, max(1, len(images)), size))
 
 
-def _per_chunk(images: Tensor | np.ndarray) -> int:
+def _per_chunk(images: Tensor | Mapped | np.ndarray) -> int:
     return max(1, CHUNK // max(1, math.prod(images.shape[1:])))
 
 

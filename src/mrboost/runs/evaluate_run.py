@@ -17,6 +17,7 @@ from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
 from mrboost.attacks.adaptive import adaptive
 from mrboost.data import Dataset, Split, drawn, validation_split
+from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
@@ -75,17 +76,19 @@ def load_data(
 def _name_of_data(run: Run, data_dir: str | Path | None) -> str:
     """The name to load a run's data by; a folder of images may have moved."""
     name: str = run.config["data"]
-    path = Path(name.removeprefix("folder:"))
-    if not name.startswith("folder:"):
+    if not name.startswith(FOLDER):
         if name not in datasets.names():
             raise InputError(
                 f"the run has tensors {name!r}: use mrboost.evaluate(mrboost.load(run), x, y)"
             )
-    elif data_dir is not None:
-        name = f"folder:{Path(data_dir) / path.name}"
+        return name
+    pictures = Pictures.named(name)
+    path = pictures.path
+    if data_dir is not None:
+        pictures = replace(pictures, path=Path(data_dir) / path.name)
     elif not path.exists():
         raise InputError(f"no {path}: --data-dir names the folder that holds {path.name} now")
-    return name
+    return str(pictures)
 
 
 def draw(split: Split, n: int | None) -> Split:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mrboost import files
-from mrboost.attacks.checks import check_logits
+from mrboost.attacks.model import check_logits
 from mrboost.data import Dataset
 from mrboost.devices import is_first_process
 from mrboost.errors import InputError

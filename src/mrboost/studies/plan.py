@@ -17,7 +17,8 @@ from mrboost import recipes
 from mrboost.attacks import named
 from mrboost.attacks.adaptive import ON_MIXTURES
 from mrboost.data import defaults
-from mrboost.data.sources import FOLDER, whole_name
+from mrboost.data.folder import FOLDER
+from mrboost.data.sources import whole_name
 from mrboost.errors import InputError, unknown_name
 from mrboost.recipes.config import configure
 from mrboost.runs import Run, slug

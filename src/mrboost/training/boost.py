@@ -259,7 +259,7 @@ def _score_rounds(
             continue
         attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
         model = move_model(run.classifier("best", count), device)
-        scores = evaluate(model, held_out.images(), held_out.y, attack, check=False)
+        scores = evaluate(model, held_out, None, attack, check=False)
         rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}
             for o in scores.outcomes
