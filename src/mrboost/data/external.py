@@ -51,7 +51,7 @@ def from_loader(
         held_out = _read(test, memory, progress)
     own = getattr(getattr(train, "dataset", train), "classes", None)
     names = own if classes is None else classes
-    every = (images.x, images.y, held_out.x, held_out.y)
+    every = (images.x[:], images.y, held_out.x[:], held_out.y)
     return from_tensors(*every, name=name, classes=names, **defaults)
 
 
