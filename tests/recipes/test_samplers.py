@@ -275,8 +275,3 @@ def test_exp_approaches_max_as_eta_grows() -> None:
     assert gaps == sorted(gaps, reverse=True)
     assert shares[-1] > 0.99
     assert gaps[-1] < 0.1
-
-
-def test_exp_needs_the_linf_ball(networks, batch) -> None:
-    with pytest.raises(InputError, match="Linf balls, the run has norm 'L2'"):
-        Exp()(Turn(PGD(0.5, "L2"), networks[0], [], *batch, torch.Generator()))

@@ -99,7 +99,7 @@ def test_mixed_precision_without_copies_needs_that_start_too(
         precision=precision,
         device="cpu",
     )
-    assert set(seen) == {Gaussian(std)}
+    assert set(seen[1:]) == {Gaussian(std)}  # the first is a trial, before training
 
 
 def train(
