@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mrboost.plots.figures import COLORS, as_svg, dress
+from mrboost.plots.figures import COLORS, as_svg, style
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def main() -> None:
                     fontsize=7,
                     color=color,
                 )
-        dress(axes, title, "minutes of one H200", "accuracy, %")
+        style(axes, title, "minutes of one H200", "accuracy, %")
         axes.set_xlim(0, 28)
     figure.legend(
         *axes.get_legend_handles_labels(),

@@ -31,13 +31,18 @@ def new_figure(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> tup
     """A figure with one pair of axes, in the look of all our figures."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = figure.add_subplot()
+    style(axes, title, xlabel, ylabel)
+    return figure, axes
+
+
+def style(axes: Any, title: str, xlabel: str, ylabel: str) -> None:
+    """Titles, labels and grid of a pair of axes, in the look of all our figures."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(xlabel, fontsize=9)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def as_svg(figure: Any) -> str:
