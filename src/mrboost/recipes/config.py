@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
@@ -325,9 +326,12 @@ def _bare(part: Any) -> Any:
     return {key: value for key, value in part.items() if key not in ("loss", "eta", "aggressive")}
 
 
-def describe(config: Config, dataset: Dataset) -> dict[str, Any]:
+def describe(
+    config: Config, dataset: Dataset, data_dir: str | Path | None = None
+) -> dict[str, Any]:
     """What config.json holds besides the format: the configuration, and its circumstances."""
-    return {**config.describe(), **circumstances(dataset)}
+    lies = {} if data_dir is None else {"data_dir": str(Path(data_dir).absolute())}
+    return {**config.describe(), **circumstances(dataset), **lies}
 
 
 def circumstances(dataset: Dataset) -> dict[str, Any]:

@@ -18,22 +18,22 @@ from mrboost.devices import end_processes, lost_processes, make_fabric, move_mod
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import evaluate
-from mrboost.files import checksum
-from mrboost.models.source import fill, read_weights
 from mrboost.options import TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes import Recipe, get
 from mrboost.recipes.config import Config, describe, resolve
 from mrboost.runs import Run
-from mrboost.runs.identity import FIRST_ROUND, differences
 from mrboost.seeds import derive, global_stream
 
+from . import first as first_round
 from .checks import check_parts
 from .fit import VALIDATION_STEPS, fit
 from .observers import Observer, Tell, teller
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+_LOST = "the run is kept up to its last whole epoch; start the same command again with --resume"
 
 
 def boost(
@@ -55,23 +55,21 @@ def boost(
 
     Args:
         recipe: a ``Recipe`` or the name of one (``mrboost.recipes.RECIPES``).
-        data: a ``Dataset`` or the name of one (``mrboost.data.names()``, or ``folder:PATH``); or a
-            ``DataLoader`` or dataset of torch's, or a pair of them to train and to test on, which
-            ``mrboost.data.from_loader`` reads once.
-        out: a folder to keep the run in, crash-safe; without it nothing is written.
+        data: a ``Dataset``, a name (``mrboost.data.names()``, ``folder:PATH``), or a ``DataLoader``
+            or dataset of torch's, or a pair of them to train and to test on, which are read once.
+        out: a folder to keep the run in; without it nothing is written.
         resume: go on with the run in ``out`` if there is one.
-        first: where the first round comes from. With several rounds, a trained run on the same
-            data: its first network is the first round. Otherwise the round starts from weights:
-            those of a run's first network, or a file of ``models.source.read_weights``.
+        first: with several rounds a trained run on the same data, whose first network is the first
+            round; otherwise weights to start from: those of a run's first network, or a file.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
         data_dir: where the data's files lie.
         verify: refuse an official archive whose checksum is not the official one.
         progress: show progress on standard error.
         on_epoch: called after each epoch with a copy of its line of metrics.jsonl, which has round,
             epoch, loss, clean, robust, seconds and more, and with ``best_epoch``, ``epochs`` and
-            ``rounds``; ``mrboost.loggers`` has two. It is told when all is saved, in the first of
-            several processes. It cannot change the training: what it raises becomes a warning.
-        on_round: likewise after each round with ``round``, ``rounds``, the chosen ``epoch`` of its
+            ``rounds``, when all is saved, in the first of several processes. It cannot change the
+            training: what it raises becomes a warning. ``mrboost.loggers`` has two.
+        on_round: likewise after each round with ``round``, ``rounds``, ``epoch`` (the chosen one),
             ``epochs``, and ``robust``, the held-out accuracy after it.
         options: those of ``mrboost.options.OPTIONS``; what is left out comes from data and recipe.
     """
@@ -79,33 +77,20 @@ def boost(
     dataset = _dataset(data, data_dir, verify, progress)
     config = resolve(recipe, dataset, **options)
     fabric = make_fabric(device, config.precision, together=True)
-    if config.batch_size < 2 * fabric.world_size:
-        raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
-    check_parts(config, _new_learner(config, dataset, 1), dataset)
-    description = describe(config, dataset)
-    if data_dir is not None:
-        description["data_dir"] = str(Path(data_dir).absolute())
+    check_parts(config, _new_learner(config, dataset, 1), dataset, fabric.world_size)
+    description = describe(config, dataset, data_dir)
+    first_process = fabric.is_global_zero
     if first is not None:
-        if config.rounds > 1 and not Path(first).is_file():
-            if out is None:
-                raise InputError("first is copied into the run folder: give out as well")
-            description["first"] = _described(Run.open(first), description)
-        else:
-            description["first"] = _weights_of(first)
-            learner = _new_learner(config, dataset, 1)
-            _start(learner, config.model, description["first"], fabric.is_global_zero)
-    lost = "the run is kept up to its last whole epoch; start the same command again with --resume"
-    with _run_folder(out, description, resume, fabric) as run, lost_processes(fabric, lost):
+        origin = first_round.describe(first, description, rounds=config.rounds, out=out)
+        first_round.start(_new_learner(config, dataset, 1), config.model, origin, first_process)
+        description["first"] = origin
+    with _run_folder(out, description, resume, fabric) as run, lost_processes(fabric, _LOST):
         origin = (description if run is None else run.config).get("first", {})
-        if run is not None and "run" in origin:
-            if run.writes and run.rounds_done() == 0:
-                _adopt(run, origin)
+        if run is not None:
+            first_round.adopt(run, origin)
             fabric.barrier()
-        first_process = fabric.is_global_zero
-        told = (
-            teller(on_epoch if first_process else None, "on_epoch"),
-            teller(on_round if first_process else None, "on_round"),
-        )
+        watched = {"on_epoch": on_epoch, "on_round": on_round} if first_process else {}
+        told = teller("on_epoch", watched), teller("on_round", watched)
         members = _rounds(config, dataset, fabric, run, origin, progress and first_process, told)
         if fabric.world_size > 1:
             end_processes()
@@ -152,49 +137,6 @@ def _run_folder(
         yield run or Run.open(out, writes=False)
 
 
-def _described(source: Run, description: dict[str, Any]) -> dict[str, str]:
-    """A run that is to be the first round: where it is and its weights; refused
-    where it does not fit."""
-    name = str(source.folder)
-    if source.rounds_done() < 1:
-        raise InputError(f"{name!r} has no finished round: go on with mrboost train --resume")
-    if changed := differences(source.config, description, only=FIRST_ROUND):
-        raise InputError(f"{name!r} cannot be first ({'; '.join(changed)}): give the same")
-    return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
-
-
-def _adopt(run: Run, first: dict[str, str]) -> None:
-    """Another run's first round as the first of this one."""
-    source = Run.open(first["run"])
-    if source.fingerprint("last", 1) != first["of"]:
-        raise InputError(f"the first round in {first['run']!r} has changed: start a new run")
-    run.rewind_metrics(0, 0)
-    run.adopt(source, 1, of=1)
-
-
-def _weights_of(first: str | Path) -> dict[str, str]:
-    """A file of weights, or that of a run's first network, to start from."""
-    path = Path(first)
-    if not path.is_file():
-        (path,) = Run.open(first).member_files(1, "best")
-    return {"weights": str(path.absolute()), "of": checksum(read_weights(path))}
-
-
-def _start(learner: nn.Module, model: str, first: dict[str, str], tell: bool) -> None:
-    """Give a learner the weights that the first round starts from. Those of a run's network bring
-    their normalisation; a last layer for other classes is left out."""
-    path = first["weights"]
-    state = read_weights(path)
-    if checksum(state) != first["of"]:
-        raise InputError(f"the weights in {path} have changed: start a new run")
-    mine = learner.state_dict()
-    bare = "0.mean" in mine and "0.mean" not in state
-    network = learner[1] if bare and isinstance(learner, nn.Sequential) else learner
-    left = fill(network, state, f"{path} does not fit model {model!r}", new_head=True)
-    if left and tell:
-        note(f"note: {', '.join(left)} of {path} are for other classes, and start anew")
-
-
 def _rounds(
     config: Config,
     dataset: Dataset,
@@ -226,8 +168,8 @@ def _rounds(
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
-        if round_ == 1 and "weights" in first and not (run and run.load_checkpoint()):
-            _start(learner, config.model, first, tell=False)
+        if round_ == 1 and not (run and run.load_checkpoint()):
+            first_round.start(learner, config.model, first, tell=False)
         of_round = config.of_round(round_)
         fitted = fit(learner, past, train, held_out, of_round, round_=round_, **common)
         learner.requires_grad_(False).eval()

@@ -17,11 +17,13 @@ from mrboost.recipes.samplers import Sample, Turn
 from mrboost.seeds import global_stream
 
 
-def check_parts(config: Config, learner: nn.Module, dataset: Dataset) -> None:
-    """Refuse a model, a sampler or an objective that does not fit.
+def check_parts(config: Config, learner: nn.Module, dataset: Dataset, processes: int = 1) -> None:
+    """Refuse a model, a sampler, an objective or a batch size that does not fit.
 
     ``learner`` is a network that nothing else needs: its statistics change.
     """
+    if config.batch_size < 2 * processes:
+        raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
     few = dataset.train[:2]
     x, y = few.images().cpu(), few.y.cpu()
     with global_stream(0, torch.device("cpu")):

@@ -61,7 +61,7 @@ def fit(
     round_: int = 1,
     run: Run | None = None,
     progress: bool = False,
-    tell: Tell = teller(None, ""),  # noqa: B008 — it tells nobody
+    tell: Tell = teller("", {}),  # noqa: B008 — it tells nobody
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen
     members of earlier rounds.

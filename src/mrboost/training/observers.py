@@ -10,9 +10,11 @@ Observer = Callable[[Record], object]
 Tell = Callable[[Mapping[str, int | float]], None]
 
 
-def teller(observer: Observer | None, name: str) -> Tell:
-    """Hands an observer a copy of each record. What it raises becomes a warning: the training of
-    hours does not end with the connection to a logger, and several processes stay in step."""
+def teller(name: str, observers: Mapping[str, Observer | None]) -> Tell:
+    """Hands the observer of that name, if there is one, a copy of each record. What it raises
+    becomes a warning: the training of hours does not end with the connection to a logger, and
+    several processes stay in step."""
+    observer = observers.get(name)
 
     def tell(record: Mapping[str, int | float]) -> None:
         if observer is None:
