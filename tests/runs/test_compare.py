@@ -105,6 +105,30 @@ def test_runs_on_other_images_are_not_compared() -> None:
     assert SideBySide.of([run("one", one), run("same", one)]).differences()
 
 
+def test_methods_are_compared_over_the_seeds_that_both_have() -> None:
+    def trained(name: str, seed: int, right: int) -> Any:
+        found = run(name, evaluation(clean="1111111111", fgsm=f"{'1' * right:0<10}"))
+        found.config["seed"] = seed
+        found.folder = Path(f"{name}-{seed}")
+        return found
+
+    runs = [trained("at", seed, right) for seed, right in enumerate((4, 5, 6))]
+    runs += [trained("mce", seed, right) for seed, right in ((1, 7), (2, 6), (9, 1))]
+    (line,) = SideBySide.of(runs).over_seeds()
+    # Seeds 1 and 2: 20 and 0 points; t(0.975, 1) = 12.7062, and the mean's deviation is 10.
+    assert line[:4] == ["mce − at", "best", "Linf 0.1", "10"]
+    assert line[4] == "+0.00 (+0.00 to +0.00; 2 seeds)"
+    assert line[5] == "+10.00 (-117.06 to +137.06; 2 seeds)"
+
+
+def test_one_seed_has_no_interval_and_other_options_are_another_method() -> None:
+    one, other = (run("at", evaluation(clean="1111111111", fgsm="1111111111")) for _ in range(2))
+    for number, each in enumerate((one, other)):
+        each.config |= {"seed": number, "lr": 0.1 * number}
+        each.folder = Path(f"at-{number}")
+    assert SideBySide.of([one, other]).over_seeds() == []
+
+
 def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare.Run, "open", {"at": AT, "mrboost": BOOSTED}.__getitem__)
     assert "Differences" not in compare.text_table(["at"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,13 @@ def worst_case(correct: Sequence[Sequence[float]]) -> tuple[float, Interval]:
     """Accuracy and interval where each point counts as its worst outcome."""
     least = torch.tensor(correct, dtype=torch.float64).amin(dim=0)
     return least.mean().item(), wilson_interval(least.sum().item(), len(least))
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The 95 % confidence interval of the mean of two or more normal draws (Student 1908)."""
+    n, mean = len(values), statistics.mean(values)
+    spread = statistics.stdev(values) / math.sqrt(n) * float(scipy.stats.t.ppf(0.975, n - 1))
+    return mean - spread, mean + spread
 
 
 @dataclass(frozen=True)

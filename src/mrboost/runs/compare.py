@@ -4,22 +4,51 @@ are more than chance."""
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 from mrboost.evaluation.result import format_eps, same_images, worst_of
-from mrboost.evaluation.statistics import signed_difference, worst_case
+from mrboost.evaluation.statistics import mean_interval, signed_difference, worst_case
+from mrboost.files import digest
 
 from .folder import Run
+from .identity import CIRCUMSTANCES
 
 WORST = "worst case"
 DIFFERENCES = (
     "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
     "likely so uneven a split is by chance."
 )
+OVER_SEEDS = (
+    "Mean differences over trainings with the same seeds, on the same images, in points. In "
+    "brackets the 95 % interval of the mean over seeds (Student's t)."
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training but for its seed.
+
+    Attributes:
+        recipe: the name of its recipe.
+        options: a digest of all that decides its result, but for the seed.
+    """
+
+    recipe: str
+    options: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Method:
+        """Of networks that were joined, the recipes of their runs count."""
+        ignored = CIRCUMSTANCES | {"seed", "first"}
+        decisive = {key: config[key] for key in sorted(config) if key not in ignored}
+        if "joined" in config:
+            decisive["joined"] = [source["recipe"] for source in config["joined"]]
+        return cls(str(config["recipe"]["name"]), digest(decisive))
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -36,11 +65,17 @@ class SideBySide:
     attacks: list[str]
     # run, evaluation, outcomes by attack
     rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]
+    # of each method its runs by their seeds, or by their numbers where networks of several are
+    # joined
+    trainings: dict[Method, dict[int, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> SideBySide:
         rows, attacks = [], []
+        trainings = dict[Method, dict[int, str]]()
         for label, run in zip(run_labels(runs), runs, strict=True):
+            seeds = trainings.setdefault(Method.of(run.config), {})
+            seeds[run.config.get("seed", len(seeds))] = label
             for evaluation in run.results.get("evaluations", []):
                 if not run.is_of(evaluation):
                     continue
@@ -52,7 +87,7 @@ class SideBySide:
                     found[WORST] = worst | {"over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
-        return cls(sorted(attacks, key=lambda name: name == WORST), rows)
+        return cls(sorted(attacks, key=lambda name: name == WORST), rows, trainings)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
@@ -95,25 +130,85 @@ class SideBySide:
     def differences(self) -> list[list[str]]:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
+        lines: dict[tuple[str, ...], dict[str, str]] = {}
+        for i, j in combinations(self._whole_rows(), 2):
+            if not self._comparable(i, j):
+                continue
+            who = f"{self.rows[j][0]} − {self.rows[i][0]}"
+            cells = lines.setdefault((who, *self.facts(i)[2:]), {})
+            for attack, (theirs, ours) in self._pairs(i, j).items():
+                cells[attack] = signed_difference(ours, theirs)
+        return self._lines(lines)
+
+    def over_seeds(self) -> list[list[str]]:
+        """Two methods, each trained with the same two seeds or more: a line like those of
+        ``differences``, with the mean of the differences and its interval."""
+        rows: dict[str, list[int]] = {}
+        for i in self._whole_rows():
+            rows.setdefault(self.rows[i][0], []).append(i)
+        names = self._method_names()
+        lines: dict[tuple[str, ...], dict[str, str]] = {}
+        for one, other in combinations(self.trainings, 2):
+            gains: dict[tuple[str, ...], dict[str, list[float]]] = {}
+            for seed, label in self.trainings[one].items():
+                rival = self.trainings[other].get(seed, "")
+                for i, j in product(rows.get(label, []), rows.get(rival, [])):
+                    cells = gains.setdefault(tuple(self.facts(i)[2:]), {})
+                    pairs = self._pairs(i, j) if self._comparable(i, j) else {}
+                    for attack, (theirs, ours) in pairs.items():
+                        gain = 100 * (statistics.mean(ours) - statistics.mean(theirs))
+                        cells.setdefault(attack, []).append(gain)
+            for facts, cells in gains.items():
+                shown = {name: _mean_gain(found) for name, found in cells.items() if found[1:]}
+                if shown:
+                    lines[(f"{names[other]} − {names[one]}", *facts)] = shown
+        return self._lines(lines)
+
+    def _method_names(self) -> dict[Method, str]:
+        """The recipes' names where they tell the methods apart, else with a folder of each."""
+        recipes = [method.recipe for method in self.trainings]
+        first = {method: next(iter(seeds.values())) for method, seeds in self.trainings.items()}
+        return {
+            method: method.recipe
+            if recipes.count(method.recipe) == 1
+            else f"{method.recipe} ({label}, …)"
+            for method, label in first.items()
+        }
+
+    def _whole_rows(self) -> list[int]:
+        """The evaluations of runs with all their members."""
         whole = {label: 0 for label, _, _ in self.rows}
         for label, evaluation, _ in self.rows:
             whole[label] = max(whole[label], evaluation["members"])
-        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
-        lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for i, j in combinations(rows, 2):
-            (first, one, theirs), (second, other, ours) = self.rows[i], self.rows[j]
-            like = self.facts(i)[2:] == self.facts(j)[2:] and same_images(one, other)
-            if first == second or not like:
-                continue
-            cells = lines.setdefault((f"{second} − {first}", *self.facts(i)[2:]), {})
-            for attack in self.attacks:
-                mine, yours = (found.get(attack, {}) for found in (ours, theirs))
-                if mine.get("correct") and yours.get("correct") and _is_like(mine, yours):
-                    cells[attack] = signed_difference(mine["correct"], yours["correct"])
+        return [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
+
+    def _comparable(self, i: int, j: int) -> bool:
+        """Whether two evaluations are of different runs on the same images in the same ball."""
+        (first, one, _), (second, other, _) = self.rows[i], self.rows[j]
+        like = self.facts(i)[2:] == self.facts(j)[2:] and same_images(one, other)
+        return first != second and like
+
+    def _pairs(self, i: int, j: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+        """By attack which points each of two evaluations gets right, where both know it."""
+        theirs, ours = self.rows[i][2], self.rows[j][2]
+        found = {}
+        for attack in self.attacks:
+            yours, mine = (outcomes.get(attack, {}) for outcomes in (theirs, ours))
+            if mine.get("correct") and yours.get("correct") and _is_like(mine, yours):
+                found[attack] = yours["correct"], mine["correct"]
+        return found
+
+    def _lines(self, lines: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
         return [
             [*facts, *(cells.get(attack, "–") for attack in self.attacks)]
             for facts, cells in lines.items()
         ]
+
+
+def _mean_gain(gains: Sequence[float]) -> str:
+    """Mean, interval and number of differences: ``+0.83 (+0.12 to +1.54; 3 seeds)``."""
+    low, high = mean_interval(gains)
+    return f"{statistics.mean(gains):+.2f} ({low:+.2f} to {high:+.2f}; {len(gains)} seeds)"
 
 
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
@@ -178,6 +273,8 @@ def text_table(run_dirs: Sequence[str | Path]) -> str:
         parts.append("* the best of those on the same images in the same ball")
     if differences := table.differences():
         parts += [f"\n{DIFFERENCES}", _aligned([["", *table.head()[2:]], *differences])]
+    if over_seeds := table.over_seeds():
+        parts += [f"\n{OVER_SEEDS}", _aligned([["", *table.head()[2:]], *over_seeds])]
     return "\n".join(parts)
 
 
