@@ -2,12 +2,15 @@
 GPU, judged by APGD-T.
 
     python examples/boosting_search.py --data cifar10 --data-dir DIR --jobs 4 --out runs/search
+    python examples/boosting_search.py --data cifar10 --data-dir DIR --jobs 4 --out runs/search \
+        --forms two-chains independent-4
     python examples/boosting_search.py --data digits --epochs-scale 0.1 --n 100 --device cpu
 
 Each form is one ``mrboost train`` command, which may continue from the first round of another form,
 and one ``mrboost evaluate`` command for all test images (clean, PGD-20) and for ``--n`` of them
 (APGD-T). What is finished is kept in ``--out``; the same command goes on with it. ``--forms``
-chooses; what they start from is trained too.
+chooses; what they start from is trained too. Networks of several seeds are joined as well: those
+trained independently, which boosting has to be ahead of, and the ends of several chains of rounds.
 
 The cost of a form is counted in epochs of one network: an epoch with t members counts 1, 1.79, 2.6,
 3.4 or 4.2 (1.79 is measured alone on a GPU, the others are extrapolated), and AWP adds a half
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +75,7 @@ FORMS = {
     # A strong first round.
     "boosted-48-awp": Form("mrboost", 48, "one-48-awp", rounds=3, later=12, options=AWP),
     "snapshots-48-awp": Form("snapshots", 48, "one-48-awp", rounds=3, later=12, options=AWP),
+    "snapshots-48-awp-long": Form("snapshots", 48, "one-48-awp", rounds=2, later=26, options=AWP),
     "snapshots-48-awp-smooth": Form(
         "snapshots", 48, "one-48-awp-smooth", rounds=3, later=12, options=AWP | SMOOTH
     ),
@@ -80,13 +85,63 @@ FORMS = {
 }
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Networks of one form, trained with so many seeds, as one ensemble: all of them, or the newest
+    member of each."""
+
+    of: str
+    seeds: int
+    newest: bool = False
+
+    def cost(self) -> float:
+        form = FORMS[self.of]
+        return self.seeds * form.cost(None if form.first is None else FORMS[form.first])
+
+
+JOINED = {
+    # Networks that know nothing of each other: what boosting has to be ahead of.
+    "independent-3": Joined("one-48-awp", 3),
+    "independent-4": Joined("one-48-awp", 4),
+    # Chains from different first networks, the end of each, as costly as these.
+    "two-chains": Joined("snapshots-48-awp-long", 2, newest=True),
+    "two-chains-boosted": Joined("boosted-48-awp", 2, newest=True),
+    "two-chains-all": Joined("snapshots-48-awp", 2),
+}
+Task = tuple[str, int]
+"""The name of a form and a seed."""
+
+
+def needs(name: str, seed: int) -> list[Task]:
+    """What a form starts from, or consists of."""
+    if name in JOINED:
+        return [(JOINED[name].of, seed + number) for number in range(JOINED[name].seeds)]
+    first = FORMS[name].first
+    return [] if first is None else [(first, seed)]
+
+
+def in_order(names: Sequence[str], seed: int) -> list[Task]:
+    """These forms, each after what it needs."""
+    found: dict[Task, None] = {}
+
+    def add(task: Task) -> None:
+        for before in needs(*task):
+            add(before)
+        found[task] = None
+
+    for name in names:
+        add((name, seed))
+    return list(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir")
-    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--n", type=int, default=2000, help="test images for APGD-T")
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=[*FORMS, *JOINED])
+    parser.add_argument("--seed", type=int, default=0, help="the first of a form's seeds")
+    parser.add_argument("--n", type=int, default=2000, help="test images for the last attack")
+    parser.add_argument("--attack", default="apgd-t", help="the last attack: or autoattack")
     parser.add_argument(
         "--epochs-scale", type=float, default=1.0, help="train this share of the epochs"
     )
@@ -94,104 +149,94 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/search"))
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    names = list(options.forms)
-    for name in options.forms:
-        if (first := FORMS[name].first) is not None and first not in names:
-            names.insert(0, first)
+    tasks = in_order(options.forms, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     places = threading.Semaphore(options.jobs)
-    done: dict[str, Future[dict[str, Any]]] = {}
+    done: dict[Task, Future[dict[str, Any]]] = {}
     began = time.monotonic()
-    with ThreadPoolExecutor(len(names)) as pool:
-        for name in sorted(names, key=list(FORMS).index):
-            done[name] = pool.submit(_carry_out, name, done, places, options)
-        for name in done:
-            done[name].exception()  # wait; a form that failed is left out of the table
-    rows = {name: future.result() for name, future in done.items() if future.exception() is None}
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        for task in tasks:  # each finds the futures of what it needs
+            done[task] = pool.submit(_carry_out, task, done, places, options)
+        for future in done.values():
+            future.exception()  # wait; a form that failed is left out of the table
+    finished = [task for task in tasks if done[task].exception() is None]
+    rows = {f"{name}, seed {seed}": done[name, seed].result() for name, seed in finished}
     (options.out / f"seed{options.seed}.json").write_text(json.dumps(rows, indent=2))
     print(table(rows))
     print(f"\n{time.monotonic() - began:.0f} seconds, {options.jobs} commands at once")
-    for name, future in done.items():
+    for task, future in done.items():
         if (error := future.exception()) is not None:
-            print(f"{name} failed: {error}")
+            print(f"{task} failed: {error}")
 
 
 def _carry_out(
-    name: str,
-    done: dict[str, Future[dict[str, Any]]],
+    task: Task,
+    done: dict[Task, Future[dict[str, Any]]],
     places: threading.Semaphore,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Train and evaluate a form, once what it starts from is there."""
-    form, out = FORMS[name], options.out / f"{name}-seed{options.seed}"
-    if form.first is not None:
-        done[form.first].result()
+    """Train, or join, and evaluate a form, once what it needs is there."""
+    name, seed = task
+    out = _folder(task, options)
+    for before in needs(*task):
+        done[before].result()
     with places:
-        train = (
-            SHARED | form.options | {"epochs": max(1, round(form.epochs * options.epochs_scale))}
-        )
-        if form.rounds > 1:
-            later = {
-                "later_epochs": max(1, round(form.later * options.epochs_scale)),
-                "later_lr": form.later_lr,
-            }
-            train |= {"rounds": form.rounds, **later}
-        if options.data == "digits":
-            train.pop("model", None)
-        flags = [
-            part
-            for key, value in train.items()
-            for part in (f"--{key.replace('_', '-')}", str(value))
-        ]
-        if form.first is not None and not (out / "config.json").exists():
-            flags += ["--first", str(options.out / f"{form.first}-seed{options.seed}")]
         began = time.monotonic()
-        _mrboost(
-            out,
-            options,
-            "train",
-            form.recipe,
-            "--data",
-            options.data,
-            "--seed",
-            str(options.seed),
-            "--out",
-            str(out),
-            "--resume",
-            *flags,
-        )
+        if name in JOINED:
+            _join(task, options)
+        else:
+            _train(task, options)
         seconds = time.monotonic() - began
-        whole = _mrboost(
-            out,
-            options,
-            "evaluate",
-            str(out),
-            "--attack",
-            "pgd-20",
-            "--weights",
-            "last",
-            "--no-check",
-        )
-        some = _mrboost(
-            out,
-            options,
-            "evaluate",
-            str(out),
-            "--attack",
-            "apgd-t",
-            "--weights",
-            "last",
-            "--no-check",
-            "--n",
-            str(options.n),
-        )
-    first = None if form.first is None else FORMS[form.first]
-    row = {"members": form.rounds, "cost": form.cost(first), "seconds": seconds}
+        evaluate = ["evaluate", str(out), "--weights=last", "--no-check"]
+        whole = _mrboost(out, options, *evaluate, "--attack=pgd-20")
+        last = [f"--attack={options.attack}", f"--n={options.n}"]
+        some = _mrboost(out, options, *evaluate, *last)
+    if name in JOINED:
+        cost = JOINED[name].cost()
+    else:
+        first = FORMS[name].first
+        cost = FORMS[name].cost(None if first is None else FORMS[first])
+    row = {"members": some["evaluations"][0]["members"], "cost": cost, "seconds": seconds}
     for document in (some, whole):
         for outcome in document["evaluations"][0]["outcomes"]:
             row[outcome["attack"]] = 100 * outcome["accuracy"]
-    print(f"{name}: {row}", flush=True)
+    print(f"{name}, seed {seed}: {row}", flush=True)
     return row
+
+
+def _folder(task: Task, options: argparse.Namespace) -> Path:
+    name, seed = task
+    folder: Path = options.out / f"{name}-seed{seed}"
+    return folder
+
+
+def _train(task: Task, options: argparse.Namespace) -> None:
+    name, seed = task
+    form, out = FORMS[name], _folder(task, options)
+
+    def scaled(epochs: int) -> int:
+        return max(1, round(epochs * options.epochs_scale))
+
+    train = SHARED | form.options | {"epochs": scaled(form.epochs), "seed": seed}
+    if form.rounds > 1:
+        later = {"later_epochs": scaled(form.later), "later_lr": form.later_lr}
+        train |= {"rounds": form.rounds, **later}
+    if options.data == "digits":
+        train.pop("model", None)
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in train.items()]
+    if form.first is not None and not (out / "config.json").exists():
+        flags += ["--first", str(_folder((form.first, seed), options))]
+    where = ["--data", options.data, "--out", str(out), "--resume"]
+    _mrboost(out, options, "train", form.recipe, *where, *flags)
+
+
+def _join(task: Task, options: argparse.Namespace) -> None:
+    out = _folder(task, options)
+    if not (out / "config.json").exists():
+        flags = ["--newest"] if JOINED[task[0]].newest else []
+        folders = [str(_folder(one, options)) for one in needs(*task)]
+        command = [sys.executable, "-m", "mrboost", "join", *folders, "--out", str(out), *flags]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
 def _mrboost(out: Path, options: argparse.Namespace, *arguments: str) -> dict[str, Any]:
@@ -214,12 +259,11 @@ def _mrboost(out: Path, options: argparse.Namespace, *arguments: str) -> dict[st
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    lines = ["| form | members | cost | clean | PGD-20 | APGD-T |", "|---" * 6 + "|"]
+    head = list(dict.fromkeys(key for row in rows.values() for key in row))
+    lines = [f"| form | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
     for name, row in rows.items():
-        lines.append(
-            f"| {name} | {row['members']} | {row['cost']:.0f} | {row['clean']:.1f} | "
-            f"{row['pgd-20']:.1f} | {row['apgd-t']:.1f} |"
-        )
+        cells = [f"{row[key]:.4g}" if key in row else "" for key in head]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -45,6 +45,15 @@ def test_the_joined_answer_with_their_mean(apart: dict[str, Path], tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["all"]
 
 
+def test_the_newest_networks_alone_can_be_joined(apart: dict[str, Path], tmp_path: Path) -> None:
+    runs = [str(apart["boosted"]), str(apart["at1"])]
+    assert main(["join", *runs, "--newest", "--out", str(tmp_path / "ends")]) == 0
+    x = mrboost.data.load("digits").test.images()[:50]
+    mean = torch.stack([mrboost.load(run, "last")[-1](x) for run in runs]).mean(dim=0)
+    torch.testing.assert_close(mrboost.load(tmp_path / "ends", "last")(x), mean)
+    assert Run.open(tmp_path / "ends").rounds_done() == 2
+
+
 def test_a_joined_run_is_a_run(
     apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,6 +175,7 @@ def _join(p: _Parser) -> None:
     runs = "folders that train wrote, of one model and dataset"
     p.add_argument("targets", nargs="+", metavar="RUN", help=runs)
     _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
+    _add(p, "--newest", "the network of each run's last round alone")
     _imports(p)
 
 

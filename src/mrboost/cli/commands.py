@@ -260,7 +260,7 @@ def _classifiers(options: Namespace, run: Run) -> Classifiers:
 
 
 def _join(options: Namespace) -> None:
-    members = len(join(options.targets, options.out))
+    members = len(join(options.targets, options.out, newest=options.newest))
     following = f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged"
     text = f"joined {members} networks: {options.out}\n{following}"
     _show(options, {"run": str(options.out), "members": members}, text)

@@ -17,13 +17,20 @@ from .folder import Run, load
 from .identity import MEMBERS, differences
 
 
-def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
+def join(
+    runs: Sequence[str | Path], out: str | Path, *, newest: bool = False
+) -> Ensemble | Mixture:
     """The finished networks of several runs, in this order, in a run folder of their
     own; each counts alike.
 
     They must be of one model, trained on the same images for the same ball. What their
     configurations share is that of the new run, and ``joined`` in it says where its networks come
     from.
+
+    Args:
+        runs: their folders.
+        out: the new run's.
+        newest: take the network of each run's last round alone.
     """
     sources = [Run.open(run) for run in runs]
     out = Path(out)
@@ -37,17 +44,23 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
     with locked(lock, busy):
         try:
             shutil.rmtree(made, ignore_errors=True)  # of one that was killed
-            run = Run.create(made, _describe(sources))
-            for source in sources:
-                rounds = source.rounds_done()
-                for round_ in range(1, rounds + 1):
-                    run.adopt(source, round_, of=rounds)
+            taken = [(source, _taken(source, newest)) for source in sources]
+            run = Run.create(made, _describe(sources, sum(len(rounds) for _, rounds in taken)))
+            for source, rounds in taken:
+                for round_ in rounds:
+                    run.adopt(source, round_, of=rounds[-1])
             made.rename(out)
         finally:
             shutil.rmtree(made, ignore_errors=True)
             with suppress(OSError):  # Windows keeps a file that is open
                 lock.unlink()
     return load(out)
+
+
+def _taken(source: Run, newest: bool) -> range:
+    """The rounds whose networks are joined."""
+    last = source.rounds_done()
+    return range(last if newest else 1, last + 1)
 
 
 def _check(sources: Sequence[Run]) -> None:
@@ -72,15 +85,14 @@ def _check(sources: Sequence[Run]) -> None:
         seen[networks] = name
 
 
-def _describe(sources: Sequence[Run]) -> dict[str, Any]:
-    """What all their configurations say, and where the networks come from."""
+def _describe(sources: Sequence[Run], rounds: int) -> dict[str, Any]:
+    """What all their configurations say, and where the networks, so many, come from."""
     configs = [source.config for source in sources]
     first = configs[0]
     shared = {key: first[key] for key in first if all(c.get(key) == first[key] for c in configs)}
     if not {"validation", "select_on"} <= shared.keys():  # no images that all of them held out
         shared |= {"validation": 0, "select_on": shared.get("select_on", "validation")}
     names = dict.fromkeys(config["recipe"]["name"] for config in configs)
-    rounds = sum(source.rounds_done() for source in sources)
     summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
     of_first = ("data", "data_dir", "versions", "judge_step")
     joined = [
