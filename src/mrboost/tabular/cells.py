@@ -9,7 +9,7 @@ other one can be moved there, and then no more balls hold it than before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, unknown_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -178,6 +178,23 @@ def per_column(name: str, value: npt.ArrayLike, columns: int) -> Floats:
         width = f"X has {columns} features"
         raise InputError(f"{name} has shape {found.shape}, {width}: use a number, or one for each")
     return np.broadcast_to(found, (columns,)).astype(np.float64)
+
+
+def in_column_order(eps: Mapping[str, float], columns: Sequence[str]) -> list[float]:
+    """Radii that are given by column name, for each column of a table that has these names."""
+    if not columns:
+        raise InputError(
+            "eps is given by column name, but X has no column names: "
+            "give a pandas DataFrame, or eps as a list"
+        )
+    left = [column for column in columns if column not in eps]
+    for name in eps.keys():  # noqa: SIM118 (a Series iterates over its values)
+        if name not in columns:
+            raise unknown_name("column in eps", str(name), left or columns)
+    if left:
+        several = ", ".join(map(repr, left[:5])) + (", …" if len(left) > 5 else "")
+        raise InputError(f"eps leaves out {several}: give every column a number, 0 if it is fixed")
+    return [eps[column] for column in columns]
 
 
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:

@@ -77,7 +77,7 @@ class Certificate:
         if self.searched:
             misled = f"misled by a witness: {self.misled.mean():.2%}"
         lines = [
-            f"{len(self.margin)} points, margins: {self.kind}",
+            f"{len(self.margin)} points, {described(self.eps)}, margins: {self.kind}",
             f"accuracy         {self.accuracy:7.2%}",
             f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; {misled})",
         ]
@@ -87,6 +87,13 @@ class Certificate:
         if self.value is not None:
             lines.append(f"value of the game between {self.value[0]:.4f} and {self.value[1]:.4f}")
         return "\n".join(lines)
+
+
+def described(eps: Floats) -> str:
+    """Radii in a few words."""
+    if eps.min() == eps.max():
+        return f"eps {eps[0]:.4g} in every column"
+    return f"eps {eps.min():.4g} to {eps.max():.4g}, by column"
 
 
 def predicted(model: Model, X: Floats) -> Ints:
@@ -209,3 +216,19 @@ def largest_radius(
         low[rows[stands]] = middle[stands]
         high[rows[~stands]] = middle[~stands]
     return low
+
+
+def margins_by_column(model: Model, x: Floats, y: int, eps: Floats) -> tuple[Ints, Floats]:
+    """What each column of a row adds to the adversary's power.
+
+    Returns:
+        The columns, those first that lower the margin most if they alone are off; and the margins
+        if the first 0, 1, …, d of them are, as exact as ``Certificate.margin``.
+    """
+    d = len(x)
+    rows, labels = np.repeat(x[None], d + 1, axis=0), np.full(d + 1, y)
+    alone = model.margins(rows[:d], labels[:d], np.diag(eps)).min(axis=1)
+    order = np.argsort(alone, kind="stable")
+    balls = np.zeros((d + 1, d))
+    balls[:, order] = np.tri(d + 1, d, -1) * eps[order]
+    return order, model.margins(rows, labels, balls).min(axis=1)

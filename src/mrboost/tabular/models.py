@@ -160,6 +160,15 @@ class StumpModel:
             stump.vote(self.cells, votes, constant)
             yield StumpModel.voting(self.cells, votes, constant, self.stumps[:t])
 
+    def importances(self, X: Floats, weight: Floats) -> Floats:
+        """The variance that each column gives to the scores, over points of this weight."""
+        start, width = self.cells.offset[:-1], np.diff(self.cells.offset)
+        mass = np.bincount(
+            self.cells.at(X).ravel(), np.repeat(weight, X.shape[1]), self.cells.count
+        )[:, None]
+        mean = np.repeat(np.add.reduceat(mass * self.values, start), width, axis=0)
+        return np.asarray(np.add.reduceat(mass * (self.values - mean) ** 2, start).sum(axis=1))
+
     def _columns(self) -> list[StumpModel]:
         parts = np.split(np.arange(self.cells.count), self.cells.offset[1:-1])
         swing = [np.ptp(self.values[part], axis=0).max() for part in parts]
@@ -203,6 +212,24 @@ class Tree:
                 todo.append((int(self.right[node]), here[high[here, j] > t]))
                 todo.append((int(self.left[node]), here[low[here, j] <= t]))
         return np.concatenate(rows), np.concatenate(leaves)
+
+    def importances(self, d: int, mass: Floats, values: Floats) -> Floats:
+        """For each of ``d`` columns the variance of the leaves' values, (leaves, …), that its
+        splits explain: of each split the one between its two sides. ``mass`` is the leaves'."""
+        out = np.zeros(d)
+        weight, mean = np.zeros(len(self.feature)), np.zeros((len(self.feature), values.shape[1]))
+        for node in range(len(self.feature))[::-1]:  # children come after their parent
+            if self.feature[node] < 0:
+                weight[node], mean[node] = mass[self.left[node]], values[self.left[node]]
+                continue
+            sides = [self.left[node], self.right[node]]
+            weight[node] = weight[sides].sum()
+            if weight[node] > 0:
+                share = weight[sides] / weight[node]
+                mean[node] = share @ mean[sides]
+                apart = ((mean[sides[0]] - mean[sides[1]]) ** 2).sum()
+                out[self.feature[node]] += weight[node] * share.prod() * apart
+        return out
 
     def boxes(self, d: int) -> Floats:
         """Of each leaf the box ``(low, high]``, (2, leaves, d)."""
@@ -261,6 +288,16 @@ class TreeModel:
             inner = tree.feature >= 0
             np.minimum.at(out[0], tree.feature[inner], tree.threshold[inner])
             np.maximum.at(out[1], tree.feature[inner], tree.threshold[inner])
+        return out
+
+    def importances(self, X: Floats, weight: Floats) -> Floats:
+        """The variance that each column gives to the scores of the trees, one by one."""
+        d = X.shape[1]
+        out = np.zeros(d)
+        for tree, start in zip(self.trees, self.offset, strict=False):
+            rows, leaves = tree.routes(X, np.zeros(d))
+            mass = np.bincount(leaves, weight[rows], tree.leaves).astype(np.float64)
+            out += tree.importances(d, mass, self.values[start : start + tree.leaves])
         return out
 
     def stages(self) -> Iterator[TreeModel]:
