@@ -36,9 +36,10 @@ def certificate_figure(
     if len(moved) > len(shown):
         bars.append((f"{len(moved) - len(shown)} more columns", bars[-1][2], margins[-1]))
     bars.append(("all columns off", 0.0, margins[-1]))
+    xlabel = f"margin over the best other class ({proof.kind})"
+    figure, axes = new_figure("", xlabel, "", height=1.2 + 0.25 * len(bars))
     title = f"A row of class {label}: {_verdict(proof)}"
-    xlabel = f"margin of {label} over the best other class ({proof.kind})"
-    figure, axes = new_figure(title, xlabel, "", height=1.2 + 0.25 * len(bars))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     for place, (_, before, after) in enumerate(bars):
         color = WINS if after > 0 else LOSES
         bar = axes.barh(place, after - before, left=before, color=color, ec=color, height=0.7)
