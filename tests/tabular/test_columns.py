@@ -81,6 +81,8 @@ def test_many_columns_share_a_bar():
     X = random.normal(size=(100, 16))
     y = (X.sum(axis=1) > 0).astype(int)
     fitted = MRBoostClassifier(0.3, base="stump", n_rounds=60).fit(X, y)
-    names = fitted.plot_certificate(X, y, -1).axes[0].get_yticklabels()
+    called = [f"sensor {j}" for j in range(16)]
+    names = fitted.plot_certificate(X, y, -1, feature_names=called).axes[0].get_yticklabels()
     assert len(names) == 13
+    assert names[1].get_text().startswith("sensor")
     assert names[-2].get_text().endswith("more columns")

@@ -10,7 +10,7 @@ by Algorithm 1 ("hedge"), by linear programming ("lp"), or through a smooth loss
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -236,7 +236,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.average(robust, weights=weight))
 
     def plot_certificate(
-        self, X: Any, y: Any, row: int = 0, eps: float | npt.ArrayLike | None = None
+        self,
+        X: Any,
+        y: Any,
+        row: int = 0,
+        eps: float | npt.ArrayLike | None = None,
+        *,
+        feature_names: Sequence[str] | None = None,
     ) -> Any:
         """Draw the certificate of one row: how the margin falls as one column after another may be
         off, those that lower it most first, and the witness's values of them.
@@ -246,6 +252,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: their labels.
             row: which of them to draw.
             eps: as in ``certify``.
+            feature_names: of the columns; by default those of the DataFrame that was fitted.
 
         Returns:
             A matplotlib figure; ``.savefig("row.svg")`` writes it.
@@ -257,9 +264,9 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"row is {row}, but X has {len(X)} rows, counted from 0")
         proof = certify(self.model_, X[[row]], codes[[row]], ball, radius=False)
         order, margins = margins_by_column(self.model_, X[row], codes[row], ball)
-        return certificate_figure(
-            X[row], proof, order, margins, self._column_names(), str(self.classes_[codes[row]])
-        )
+        names = self._column_names() if feature_names is None else feature_names
+        label = str(self.classes_[codes[row]])
+        return certificate_figure(X[row], proof, order, margins, names, label)
 
     # Inputs
 

@@ -38,6 +38,7 @@ def certificate_figure(
     bars.append(("all columns off", 0.0, margins[-1]))
     xlabel = f"margin over the best other class ({proof.kind})"
     figure, axes = new_figure("", xlabel, "", height=1.2 + 0.25 * len(bars))
+    figure.set_figwidth(7)  # names of columns can be long
     title = f"A row of class {label}: {_verdict(proof)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     for place, (_, before, after) in enumerate(bars):
@@ -45,7 +46,8 @@ def certificate_figure(
         bar = axes.barh(place, after - before, left=before, color=color, ec=color, height=0.7)
         axes.bar_label(bar, [f"{after:.3g}"], fontsize=7, padding=3)
     axes.axvline(0, color="#777", lw=0.8)
-    axes.margins(x=0.12)  # room for the numbers
+    axes.use_sticky_edges = False
+    axes.margins(x=0.2)  # room for the numbers
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     axes.invert_yaxis()
     return figure
