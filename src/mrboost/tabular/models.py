@@ -162,12 +162,8 @@ class StumpModel:
 
     def importances(self, X: Floats, weight: Floats) -> Floats:
         """The variance that each column gives to the scores, over points of this weight."""
-        start, width = self.cells.offset[:-1], np.diff(self.cells.offset)
-        mass = np.bincount(
-            self.cells.at(X).ravel(), np.repeat(weight, X.shape[1]), self.cells.count
-        )[:, None]
-        mean = np.repeat(np.add.reduceat(mass * self.values, start), width, axis=0)
-        return np.asarray(np.add.reduceat(mass * (self.values - mean) ** 2, start).sum(axis=1))
+        parts = (self.values[cell] for cell in self.cells.at(X).T)
+        return np.array([(weight @ (part - weight @ part) ** 2).sum() for part in parts])
 
     def _columns(self) -> list[StumpModel]:
         parts = np.split(np.arange(self.cells.count), self.cells.offset[1:-1])
@@ -217,18 +213,16 @@ class Tree:
         """For each of ``d`` columns the variance of the leaves' values, (leaves, …), that its
         splits explain: of each split the one between its two sides. ``mass`` is the leaves'."""
         out = np.zeros(d)
-        weight, mean = np.zeros(len(self.feature)), np.zeros((len(self.feature), values.shape[1]))
-        for node in range(len(self.feature))[::-1]:  # children come after their parent
-            if self.feature[node] < 0:
-                weight[node], mean[node] = mass[self.left[node]], values[self.left[node]]
-                continue
+        leaf = self.feature < 0
+        weight, mean = np.zeros(len(leaf)), np.zeros((len(leaf), values.shape[1]))
+        weight[leaf], mean[leaf] = mass[self.left[leaf]], values[self.left[leaf]]
+        for node in np.flatnonzero(~leaf)[::-1]:  # children before parents
             sides = [self.left[node], self.right[node]]
             weight[node] = weight[sides].sum()
-            if weight[node] > 0:
-                share = weight[sides] / weight[node]
-                mean[node] = share @ mean[sides]
-                apart = ((mean[sides[0]] - mean[sides[1]]) ** 2).sum()
-                out[self.feature[node]] += weight[node] * share.prod() * apart
+            share = weight[sides] / max(weight[node], np.finfo(float).tiny)
+            mean[node] = share @ mean[sides]
+            apart = ((mean[sides[0]] - mean[sides[1]]) ** 2).sum()
+            out[self.feature[node]] += weight[node] * share.prod() * apart
         return out
 
     def boxes(self, d: int) -> Floats:
