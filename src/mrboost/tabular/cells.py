@@ -3,8 +3,9 @@
 A stump sends x <= t to its left. So the thresholds t_1 < t_2 < … of a column cut it into cells
 (t_{c-1}, t_c] on which every stump is constant, and the closed ball [x - eps, x + eps] (its ends
 as float64 rounds them) meets a range of them: minima and sums over the ball are range queries.
-Only thresholds right after an end x + eps and right before the next end x' - eps are needed: any
-other one can be moved there, and then no more balls hold it than before.
+Of each gap between the upper end x + eps of a ball and the lower end x' - eps of the next one
+threshold is enough: any other one can be moved into such a gap without cutting a ball that it did
+not cut before.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def useful_thresholds(column: Floats, eps: float, limit: int | None = None) -> F
     last = np.append(following[1:] != following[:-1], True) & (following < len(starts))
     low, high = ends[last], starts[following[last]]
     middles = low + (high - low) / 2
-    # Gaps of one unit in the last place
+    # In a gap of one unit in the last place the middle is rounded to an end
     middles = np.where((middles >= low) & (middles < high), middles, low)
     if limit is not None and len(middles) > limit:
         middles = middles[np.linspace(0, len(middles) - 1, limit).round().astype(np.intp)]
@@ -181,7 +182,7 @@ def per_column(name: str, value: npt.ArrayLike, columns: int) -> Floats:
 
 
 def in_column_order(eps: Mapping[str, float], columns: Sequence[str]) -> list[float]:
-    """Radii that are given by column name, for each column of a table that has these names."""
+    """Radii given by column name, in the order of the table's columns."""
     if not columns:
         raise InputError(
             "eps is given by column name, but X has no column names: "

@@ -154,8 +154,8 @@ def certify(
 def _attack_stumps(
     model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats
 ) -> None:
-    """Write a point of the worst cells into ``found`` for each of ``rows``; of several false labels
-    that win, one that also changes the prediction, if any."""
+    """Write a witness for each of ``rows`` into ``found``: the nearest point of the worst cells. If
+    several false labels win somewhere, one whose point changes the prediction is preferred."""
     least, cell = model.worst(X[rows], y[rows], eps)
     order = np.argsort(least, axis=1)
     here = np.arange(len(rows))
@@ -172,8 +172,8 @@ def _attack_stumps(
 def _search_trees(
     model: TreeModel, leaves: Leaves, x: Floats, y: int, eps: Floats, least: Floats, limit: int
 ) -> tuple[bool, Floats]:
-    """Whether a point is proved robust where the sum of the trees' least scores is not enough, and
-    a point of its ball that a false label wins; nan where none was found."""
+    """Whether a point is proved robust though the bound ``least`` does not prove it, and a witness
+    if one was found, else nan."""
     scores = model.pairs.against(model.values, y)
     bias = model.pairs.against(model.bias, y) - model.tolerance
     proved, found = True, np.full(len(x), np.nan)

@@ -85,8 +85,8 @@ def fit_ensemble(table: Table, options: Options, tick: Callable[[], object]) -> 
 
 def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
     """All trees at once for "smooth". For "lp" a double oracle (McMahan, Gordon and Blum 2003):
-    each batch is grown against the adversary of the game of the trees so far. It has half of the
-    points' weight; the other half stays as the table has it, so that trees see all points."""
+    each batch of trees is grown on new weights of the points, half of them those of the adversary
+    in the game of the trees so far, half the table's own, so that trees see all points."""
     rounds = options.rounds_for(table.classes)
     batches = np.array_split(np.arange(rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
@@ -105,8 +105,8 @@ def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], 
 def _solve(
     table: Table, options: Options, cover: Cover, iterations: int, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
-    """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and the
-    adversary's weights of the points ("lp")."""
+    """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and for "lp"
+    the adversary's weights of the points."""
     if options.solver == "smooth":
         values, bias = smooth.solve(cover, table, options.alpha, iterations, tick)
         return values, bias, _smooth_value(table, cover, values, bias), None
@@ -135,7 +135,7 @@ def _smooth_value(
         first = cover.cells.first
         jumps = np.where(first, 0.0, np.diff(values[:, 0], prepend=0.0))
         rest = bias[0] + values[first, 0].sum() + jumps.sum() / 2
-        # A jump is two stumps' worth of votes, the rest is a constant's
+        # As votes of stumps, which are ±1: half a jump each, and a constant for the rest
         votes = np.abs(jumps).sum() / 2 + abs(rest)
         margins = smooth.robust_margins(views, table.pairs, values, bias)
         lower = max(float(margins.min() / votes), 0.0) if votes > 0 else 0.0

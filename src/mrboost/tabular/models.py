@@ -93,10 +93,8 @@ def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
 
 @dataclass(frozen=True)
 class StumpModel:
-    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs).
-
-    ``stumps`` are there round after round, where the model is their votes ("hedge").
-    """
+    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs). Where these are
+    votes of stumps ("hedge"), ``stumps`` are those, one for each round."""
 
     cells: Cells
     values: Floats
@@ -109,7 +107,7 @@ class StumpModel:
     def voting(
         cells: Cells, votes: Floats, constant: Floats, stumps: Sequence[Stump]
     ) -> StumpModel:
-        """A model of votes: whole numbers, so that sums are exact and ties are ties."""
+        """A model of votes. They are whole numbers, so sums are exact and ties are found."""
         pairs = Pairs(len(constant))
         values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
         return StumpModel(cells, values, bias, pairs, tuple(stumps))
@@ -193,12 +191,12 @@ class Tree:
         return int((self.feature < 0).sum())
 
     def routes(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
-        """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the
-        box of the last one, so the splits can be asked one by one."""
+        """(row, leaf) of every leaf that the ball around a row meets: of all whose path's splits
+        let some point of the ball pass, since each split cuts the box along a column."""
         rows, leaves = [np.arange(0)], [np.arange(0)]
         todo = [(0, np.arange(len(X)))]
         low, high = X - eps, X + eps
-        while todo:
+        while todo:  # a node, and the rows whose balls meet its box
             node, here = todo.pop()
             j, t = self.feature[node], self.threshold[node]
             if j < 0:
