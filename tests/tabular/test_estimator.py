@@ -18,7 +18,7 @@ from mrboost.tabular import MRBoostClassifier, RobustnessWarning, classifier, co
 
 Stumps = partial(MRBoostClassifier, base="stump")
 QUICK = [
-    MRBoostClassifier(n_rounds=5, max_thresholds=12),
+    MRBoostClassifier(n_rounds=3, max_thresholds=6),
     MRBoostClassifier(solver="hedge", n_rounds=20, nu=0.3, max_thresholds=12),
     MRBoostClassifier(solver="lp", nu=0.3, max_thresholds=6),
     MRBoostClassifier(base="tree", n_rounds=4, max_thresholds=12),

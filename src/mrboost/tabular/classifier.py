@@ -53,13 +53,13 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     eps : float, or one per column: a sequence, or a mapping or pandas Series by column name
         In the units of the columns; 0 for a column that cannot change. ``column_eps(X, 0.05)`` is
-        5 % of each column's range.
-        A single one on columns whose ranges differ widely draws a ``RobustnessWarning``.
+        5 % of each column's range. One number for columns whose ranges differ more than thirtyfold
+        draws a ``RobustnessWarning``.
     base : {"auto", "stump", "tree"}
         Stumps are certified exactly; trees can tell more apart, and are certified by a bound and a
-        search. "auto" takes those with the greater exact robust accuracy on held-out rows (three
-        folds; one part of a table of more than 3,000 rows): fit then takes about three times as
-        long as for trees. For "lp" and "hedge" it is "stump".
+        search. "auto" takes those with the greater robust accuracy on held-out rows: in three
+        folds, or in one split of a table of more than 3,000 rows. That makes fit about three times
+        as long as with trees. For "lp" and "hedge" it is "stump".
     max_depth : int
         Of trees.
     n_rounds : int, optional
@@ -79,7 +79,7 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     max_thresholds : int
         Per column.
     random_state : int, RandomState or None
-        For growing trees and for what is held out in choosing ``base`` and ``nu``.
+        For growing trees, and for the rows held out to choose ``base`` and ``nu``.
     verbose : int
         1 shows progress bars.
 
@@ -90,10 +90,10 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     base_ : {"stump", "tree"}
         The base that was used.
     base_scores_ : dict or None
-        The robust accuracy of each base on held-out rows, where "auto" compared them.
+        The robust accuracy of each base on held-out rows, with "auto".
     feature_importances_ : array (n_features,)
-        The share of each column in the variance of the scores on the training set; for trees, in
-        that of each tree, as far as the column's splits explain it.
+        Each column's share of the variance of the scores on the training set: that of its stumps,
+        or the part of the trees' that its splits explain.
     nu_ : float or None
         The nu that was used.
     classes_ : array of the class labels
