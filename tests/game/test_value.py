@@ -95,8 +95,8 @@ def test_growing_parts_reach_the_value_of_the_whole(
     generator = np.random.default_rng(4)
     matrix = np.where(generator.random((300, 200)) < 0.6, 1, -1)
     whole = game.solve(matrix, nu=nu)
-    monkeypatch.setattr(value_module, "_WHOLE", 0)
-    monkeypatch.setattr(value_module, "_BATCH", 5)
+    monkeypatch.setattr(value_module, "WHOLE", 0)
+    monkeypatch.setattr(value_module, "BATCH", 5)
     parts = game.solve(matrix, nu=nu)
     assert parts.value == pytest.approx(whole.value, abs=1e-8)
     assert parts.upper - parts.lower <= 1e-8

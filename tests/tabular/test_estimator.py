@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mrboost.tabular import MRBoostClassifier, RobustnessWarning, classifier, column_eps
 
+Stumps = partial(MRBoostClassifier, base="stump")
 QUICK = [
-    MRBoostClassifier(n_rounds=30),
+    MRBoostClassifier(n_rounds=3, max_thresholds=6),
     MRBoostClassifier(solver="hedge", n_rounds=20, nu=0.3, max_thresholds=12),
     MRBoostClassifier(solver="lp", nu=0.3, max_thresholds=6),
     MRBoostClassifier(base="tree", n_rounds=4, max_thresholds=12),
@@ -37,9 +39,14 @@ def iris():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"base": "tree", "n_rounds": 8}, {"solver": "hedge", "n_rounds": 60, "nu": 0.3}]
+    ("options", "number"),
+    [
+        ({"base": "stump"}, 4),  # column by column
+        ({"base": "tree", "n_rounds": 8}, 8),
+        ({"solver": "hedge", "n_rounds": 60, "nu": 0.3}, 60),
+    ],
 )
-def test_fit_predict_certify_and_stages(iris, options):
+def test_fit_predict_certify_and_stages(iris, options, number):
     X, y = iris
     fitted = MRBoostClassifier(0.2, random_state=0, **options).fit(X, y)
     assert fitted.score(X, y) > 0.9
@@ -50,7 +57,7 @@ def test_fit_predict_certify_and_stages(iris, options):
         == fitted.decision_function(X).argmax(axis=1).tolist()
     )
     stages = list(fitted.staged_predict(X))
-    assert len(stages) == {"tree": 8, "stump": 60 if options else 4}[fitted.base]
+    assert len(stages) == number
     assert (stages[-1] == fitted.predict(X)).all()
     assert list(fitted.staged_predict_proba(X))[-1] == pytest.approx(fitted.predict_proba(X))
     again = pickle.loads(pickle.dumps(fitted))
@@ -63,7 +70,7 @@ def test_fit_predict_certify_and_stages(iris, options):
 @pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 def test_search_over_eps_in_a_pipeline(iris):
     X, y = iris
-    pipeline = make_pipeline(MinMaxScaler(), MRBoostClassifier(n_rounds=50))
+    pipeline = make_pipeline(MinMaxScaler(), MRBoostClassifier(base="stump", n_rounds=50))
     grid = GridSearchCV(pipeline, {"mrboostclassifier__eps": [0.0, 0.05, 0.2]}, cv=3).fit(X, y)
     assert grid.best_params_["mrboostclassifier__eps"] < 0.2
     assert grid.best_score_ > 0.9
@@ -72,15 +79,15 @@ def test_search_over_eps_in_a_pipeline(iris):
 def test_eps_in_the_units_of_columns_is_min_max_scaling(iris):
     X, y = iris
     scaled = MinMaxScaler().fit_transform(X)
-    own = MRBoostClassifier(column_eps(X, 0.05)).fit(X, y)
-    unit = MRBoostClassifier(0.05).fit(scaled, y)
+    own = Stumps(column_eps(X, 0.05)).fit(X, y)
+    unit = Stumps(0.05).fit(scaled, y)
     assert own.robust_score(X, y) == pytest.approx(unit.robust_score(scaled, y), abs=0.02)
 
 
 @pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
 def test_robustness_costs_less_where_it_was_trained_for(iris):
     X, y = iris
-    plain, robust = MRBoostClassifier(0.0).fit(X, y), MRBoostClassifier(0.3).fit(X, y)
+    plain, robust = Stumps(0.0).fit(X, y), Stumps(0.3).fit(X, y)
     assert plain.certificate_.accuracy >= 0.98
     assert robust.robust_score(X, y, eps=0.3) > plain.robust_score(X, y, eps=0.3) + 0.03
 
@@ -129,7 +136,7 @@ def test_bad_tables_are_refused(iris):
     with pytest.raises(ValueError, match=r"text .*OneHotEncoder"):
         MRBoostClassifier().fit(np.array([["a", "1"], ["b", "2"]], dtype=object), [0, 1])
     with pytest.raises(ValueError, match="labels that fit has not seen"):
-        MRBoostClassifier().fit(X, y).certify(X[:1], ["rosa"])
+        Stumps().fit(X, y).certify(X[:1], ["rosa"])
 
 
 def test_categorical_columns_are_named(iris):
@@ -144,7 +151,7 @@ def test_categorical_columns_are_named(iris):
 def test_constant_columns_do_not_matter(iris):
     X, y = iris
     wide = np.column_stack([np.full(len(X), 7.0), X])
-    found, expected = MRBoostClassifier(0.2).fit(wide, y), MRBoostClassifier(0.2).fit(X, y)
+    found, expected = Stumps(0.2).fit(wide, y), Stumps(0.2).fit(X, y)
     assert (found.predict(wide) == expected.predict(X)).all()
 
 
@@ -167,7 +174,7 @@ def test_too_large_an_eps_is_said_plainly(iris):
     with pytest.warns(
         RobustnessWarning, match="no classifier can have more than 50.0% of them right"
     ):
-        MRBoostClassifier(50.0).fit(X, y)
+        Stumps(50.0).fit(X, y)
 
 
 def test_progress_is_shown_on_request(iris, monkeypatch):

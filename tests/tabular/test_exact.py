@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mrboost.tabular.table import Table
 
 # Tiny tables are hard ones
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")
+Stumps = partial(MRBoostClassifier, base="stump")
 
 
 def small_table(seed, n=7, d=2, classes=2, levels=9):
@@ -91,7 +93,7 @@ def test_lp_has_the_value_of_the_whole_game(seed, classes, eps, nu):
     radius = np.full(2, eps)
     matrix, owner = payoff(X, y, radius, classes)
     expected = brute_value(matrix, owner, len(X), nu)
-    fitted = MRBoostClassifier(eps, solver="lp", nu=nu).fit(X, y)
+    fitted = Stumps(eps, solver="lp", nu=nu).fit(X, y)
     low, high = fitted.certificate_.value
     assert low == pytest.approx(expected, abs=1e-9)
     assert high == pytest.approx(expected, abs=1e-9)
@@ -129,7 +131,7 @@ def test_stump_certificate_equals_enumeration(classes, solver):
         X, y = small_table(seed, n=12, d=2, classes=classes)
         test, labels = small_table(100 + seed, n=12, d=2, classes=classes)
         eps = np.array([1.0, 0.5])
-        fitted = MRBoostClassifier(eps, solver=solver, nu=0.5, n_rounds=40).fit(X, y)
+        fitted = Stumps(eps, solver=solver, nu=0.5, n_rounds=40).fit(X, y)
         model, cells = fitted.model_, fitted.model_.cells
         found = fitted.certify(test, labels)
         for i in range(len(test)):
@@ -168,7 +170,7 @@ def test_stump_certificate_equals_enumeration(classes, solver):
 
 def test_a_radius_is_withstood_and_a_little_more_is_not():
     X, y = small_table(0, n=30, d=3, classes=3, levels=40)
-    fitted = MRBoostClassifier(2.0).fit(X, y)
+    fitted = Stumps(2.0).fit(X, y)
     radius = fitted.certify(X, y).radius
     finite = np.isfinite(radius) & (radius > 0)
     assert finite.sum() > 5
@@ -181,7 +183,7 @@ def test_a_radius_is_withstood_and_a_little_more_is_not():
 
 def test_radius_scales_columns_in_proportion():
     X, y = small_table(1, n=30, d=2, classes=2, levels=40)
-    fitted = MRBoostClassifier([2.0, 1.0]).fit(X, y)
+    fitted = Stumps([2.0, 1.0]).fit(X, y)
     found = fitted.certify(X, y)
     for i in np.flatnonzero(np.isfinite(found.radius) & (found.radius > 0)):
         at = np.array([1.0, 0.5]) * found.radius[i]
@@ -236,14 +238,10 @@ def test_adversary_of_algorithm_one_is_the_enumerated_one(classes):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_hedge_encloses_the_value_and_closes_in(classes, nu):
     X, y = small_table(6, n=8, d=2, classes=classes, levels=20)
-    exact = MRBoostClassifier(1.0, solver="lp", nu=nu).fit(X, y).certificate_.value[0]
+    exact = Stumps(1.0, solver="lp", nu=nu).fit(X, y).certificate_.value[0]
     widths = []
     for rounds in (30, 800):
-        low, high = (
-            MRBoostClassifier(1.0, solver="hedge", nu=nu, n_rounds=rounds)
-            .fit(X, y)
-            .certificate_.value
-        )
+        low, high = Stumps(1.0, solver="hedge", nu=nu, n_rounds=rounds).fit(X, y).certificate_.value
         assert low <= exact + 1e-9
         assert high >= exact - 1e-9
         widths.append(high - low)
@@ -254,8 +252,8 @@ def test_hedge_encloses_the_value_and_closes_in(classes, nu):
 @pytest.mark.parametrize("classes", [2, 3])
 def test_smooth_fit_encloses_the_value_of_the_hard_game(classes):
     X, y = small_table(6, n=8, d=2, classes=classes, levels=20)
-    exact = MRBoostClassifier(1.0, solver="lp", nu=0).fit(X, y).certificate_.value[0]
-    low, high = MRBoostClassifier(1.0).fit(X, y).certificate_.value
+    exact = Stumps(1.0, solver="lp", nu=0).fit(X, y).certificate_.value[0]
+    low, high = Stumps(1.0).fit(X, y).certificate_.value
     assert low <= exact + 1e-9
     assert high >= exact - 1e-9
     assert high < 1
@@ -315,7 +313,7 @@ def test_a_column_that_cannot_move_separates_twins():
     assert attainable_accuracy(X, y, [1.0, 5.0]) == pytest.approx(2 / 3)
     assert attainable_accuracy(X, y, [1.0, 0.0]) == pytest.approx(2 / 3)
     assert attainable_accuracy(X[:2], y[:2], [1.0, 0.0]) == 1
-    fitted = MRBoostClassifier([1.0, 0.0]).fit(X[:2], y[:2])
+    fitted = Stumps([1.0, 0.0]).fit(X[:2], y[:2])
     assert fitted.robust_score(X[:2], y[:2]) == 1
 
 
@@ -324,13 +322,13 @@ def test_overlapping_classes_make_the_hard_game_worthless():
     with pytest.warns(
         RobustnessWarning, match="worth nothing.*use nu=.*no classifier can have more than 50.0%"
     ):
-        fitted = MRBoostClassifier(0.5, solver="lp", nu=0.0).fit(X, y)
+        fitted = Stumps(0.5, solver="lp", nu=0.0).fit(X, y)
     assert fitted.certificate_.value == pytest.approx((0, 0), abs=1e-9)
 
 
 def test_certificate_of_training_points_matches_certify():
     X, y = small_table(2, n=20, d=3, classes=3)
-    fitted = MRBoostClassifier(1.0).fit(X, y)
+    fitted = Stumps(1.0).fit(X, y)
     assert (fitted.certificate_.margin == fitted.certify(X, y).margin).all()
     assert (certify(fitted.model_, X, y, np.zeros(3)).robust <= (fitted.predict(X) == y)).all()
 
@@ -351,7 +349,7 @@ def test_radius_far_from_zero(base, offset):
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
 def test_radius_of_small_and_large_units(scale):
     X, y = scale * np.repeat([0.0, 1.0], 8)[:, None], np.repeat([0, 1], 8)
-    found = MRBoostClassifier(0.1 * scale).fit(X, y).certify(X, y)
+    found = Stumps(0.1 * scale).fit(X, y).certify(X, y)
     assert found.robust.all()
     assert found.radius == pytest.approx(np.full(16, 0.5 * scale), rel=1e-2)
 
@@ -362,7 +360,7 @@ def test_chosen_nu_does_not_end_in_a_tie_where_a_larger_one_would_not(seed):
     y = np.repeat([0, 1], 60)
     X = random.normal(size=(120, 2)) + y[:, None]
     with pytest.warns(RobustnessWarning, match="no classifier can have more than"):
-        fitted = MRBoostClassifier(0.5, solver="lp", random_state=0).fit(X, y)
+        fitted = Stumps(0.5, solver="lp", random_state=0).fit(X, y)
     assert fitted.certificate_.value[0] > 1e-6
     assert fitted.certificate_.robust_accuracy > 0.4
 

@@ -14,7 +14,8 @@ def test_robust_training_pays_on_tumours():
     X, y = load_breast_cancer(return_X_y=True)
     X, held, y, truth = train_test_split(X, y, test_size=0.3, stratify=y, random_state=0)
     eps = column_eps(X, 0.05)
-    plain, robust = MRBoostClassifier(0.0).fit(X, y), MRBoostClassifier(eps).fit(X, y)
+    plain = MRBoostClassifier(0.0, base="stump").fit(X, y)
+    robust = MRBoostClassifier(eps, random_state=0).fit(X, y)
     assert robust.robust_score(held, truth) > 0.8
     assert plain.robust_score(held, truth, eps=eps) < 0.6
 
@@ -23,7 +24,7 @@ def test_four_digits_beat_votes_and_are_really_robust():
     """Nobody finds a wrong prediction among random corners of the balls of certified rows."""
     X, y = load_digits(n_class=4, return_X_y=True)
     X, held, y, truth = train_test_split(X / 16, y, test_size=0.3, stratify=y, random_state=0)
-    fitted = MRBoostClassifier(0.1, n_rounds=100).fit(X, y)
+    fitted = MRBoostClassifier(0.1, base="stump", n_rounds=100).fit(X, y)
     found = fitted.certify(held, truth)
     assert found.robust_accuracy > 0.95
     random = np.random.default_rng(0)
@@ -37,6 +38,6 @@ def test_diabetes_beats_the_most_frequent_class():
     table = np.loadtxt(development_data("tabular/diabetes.csv"), delimiter=",", skiprows=1)
     X, y = table[:, :-1] / np.ptp(table[:, :-1], axis=0), table[:, -1].astype(int)
     X, held, y, truth = train_test_split(X, y, test_size=0.3, stratify=y, random_state=0)
-    fitted = MRBoostClassifier(0.05).fit(X, y)
+    fitted = MRBoostClassifier(0.05, base="stump").fit(X, y)
     assert fitted.robust_score(held, truth) > (truth == 0).mean()
     assert fitted.certificate_.attainable < 1

@@ -134,7 +134,7 @@ def test_a_tree_reaches_what_the_stump_cannot():
     y = (X[:, 0] * X[:, 1] > 0).astype(int)
     tree = MRBoostClassifier(0.1, base="tree", max_depth=3, random_state=0).fit(X, y)
     assert tree.robust_score(X, y) > 0.95
-    assert MRBoostClassifier(0.1).fit(X, y).robust_score(X, y) < 0.7
+    assert MRBoostClassifier(0.1, base="stump").fit(X, y).robust_score(X, y) < 0.7
 
 
 def test_search_against_veritas():

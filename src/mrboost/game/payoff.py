@@ -5,10 +5,10 @@ classifier h earns at it
 
     payoff(h, (x, y, y', δ)) = I(h(x+δ) = y) − I(h(x+δ) = y') = −mg_L(h(x+δ), y, y'),
 
-one minus the other score where it has scores. The learner mixes classifiers with weights Q and
-maximises the least expected payoff, its minimum robust margin mg_rob(Q, S); the adversary mixes
-points with weights P and minimises the best classifier's. Here rows are classifiers, columns are
-points, and the learner is paid.
+or, if it has a score for each class, its score of y minus that of y'. The learner mixes classifiers
+with weights Q and maximises the least expected payoff at any point, its minimum robust margin
+mg_rob(Q, S). The adversary mixes points with weights P and minimises the expected payoff of the
+classifier that is best against P. In a payoff matrix rows are classifiers and columns are points.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SAug:
         y: the true label of each perturbed point, 0 … K−1.
         classes: K.
         example: the example i that each point is a perturbation of; without it each is an example
-            of its own. Only RobBoost's condition asks.
+            of its own. Only RobBoost's condition needs it.
     """
 
     y: NDArray[np.int64]

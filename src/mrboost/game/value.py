@@ -19,8 +19,8 @@ from mrboost.errors import InputError
 
 from .payoff import Floats, Matrix, Payoff, as_payoff
 
-_WHOLE = 1 << 20  # entries up to which the programme takes the whole matrix
-_BATCH = 64  # strategies that join a part at a time
+WHOLE = 1 << 20  # entries up to which the programme takes the whole matrix
+BATCH = 64  # strategies that join a part at a time
 TOLERANCE = 1e-9  # of the largest payoff
 
 
@@ -54,11 +54,11 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
     """
     payoff = as_payoff(game)
     cap = _capacity(payoff.points, nu)
-    if payoff.matrix.size <= _WHOLE:
+    if payoff.matrix.size <= WHOLE:
         return _evaluated(payoff, cap, *_programme(payoff.matrix, payoff.scale, cap))
-    rows = np.sort(np.argsort(payoff.expected(np.full(payoff.points, 1 / payoff.points)))[-_BATCH:])
-    # capped, P needs many points
-    columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // _BATCH))
+    rows = np.sort(np.argsort(payoff.expected(np.full(payoff.points, 1 / payoff.points)))[-BATCH:])
+    # A P that is capped needs many points, so all take part
+    columns = np.arange(0, payoff.points, 1 if cap < 1 else -(-payoff.points // BATCH))
     while True:
         adversary, learner = np.zeros(payoff.points), np.zeros(payoff.classifiers)
         part = payoff.matrix[np.ix_(rows, columns)]
@@ -100,7 +100,7 @@ def _evaluated(payoff: Payoff, cap: float, adversary: Floats, learner: Floats) -
 
 def _extended(chosen: NDArray[np.int64], costs: Floats) -> NDArray[np.int64]:
     """With the strategies of the lowest cost."""
-    return np.union1d(chosen, np.argpartition(costs, min(_BATCH, len(costs)) - 1)[:_BATCH])
+    return np.union1d(chosen, np.argpartition(costs, min(BATCH, len(costs)) - 1)[:BATCH])
 
 
 def _capacity(points: int, nu: float | None) -> float:

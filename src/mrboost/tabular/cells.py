@@ -3,13 +3,14 @@
 A stump sends x <= t to its left. So the thresholds t_1 < t_2 < … of a column cut it into cells
 (t_{c-1}, t_c] on which every stump is constant, and the closed ball [x - eps, x + eps] (its ends
 as float64 rounds them) meets a range of them: minima and sums over the ball are range queries.
-Only thresholds right after an end x + eps and right before the next end x' - eps are needed: any
-other one can be moved there, and then no more balls hold it than before.
+Of each gap between the upper end x + eps of a ball and the lower end x' - eps of the next one
+threshold is enough: any other one can be moved into such a gap without cutting a ball that it did
+not cut before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, unknown_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -32,7 +33,7 @@ def useful_thresholds(column: Floats, eps: float, limit: int | None = None) -> F
     last = np.append(following[1:] != following[:-1], True) & (following < len(starts))
     low, high = ends[last], starts[following[last]]
     middles = low + (high - low) / 2
-    # Gaps of one unit in the last place
+    # In a gap of one unit in the last place the middle is rounded to an end
     middles = np.where((middles >= low) & (middles < high), middles, low)
     if limit is not None and len(middles) > limit:
         middles = middles[np.linspace(0, len(middles) - 1, limit).round().astype(np.intp)]
@@ -178,6 +179,23 @@ def per_column(name: str, value: npt.ArrayLike, columns: int) -> Floats:
         width = f"X has {columns} features"
         raise InputError(f"{name} has shape {found.shape}, {width}: use a number, or one for each")
     return np.broadcast_to(found, (columns,)).astype(np.float64)
+
+
+def in_column_order(eps: Mapping[str, float], columns: Sequence[str]) -> list[float]:
+    """Radii given by column name, in the order of the table's columns."""
+    if not columns:
+        raise InputError(
+            "eps is given by column name, but X has no column names: "
+            "give a pandas DataFrame, or eps as a list"
+        )
+    left = [column for column in columns if column not in eps]
+    for name in eps.keys():  # noqa: SIM118 (a Series iterates over its values)
+        if name not in columns:
+            raise unknown_name("column in eps", str(name), left or columns)
+    if left:
+        several = ", ".join(map(repr, left[:5])) + (", …" if len(left) > 5 else "")
+        raise InputError(f"eps leaves out {several}: give every column a number, 0 if it is fixed")
+    return [eps[column] for column in columns]
 
 
 def column_eps(X: npt.ArrayLike, fraction: float | Sequence[float]) -> Floats:

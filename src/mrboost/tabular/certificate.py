@@ -77,7 +77,7 @@ class Certificate:
         if self.searched:
             misled = f"misled by a witness: {self.misled.mean():.2%}"
         lines = [
-            f"{len(self.margin)} points, margins: {self.kind}",
+            f"{len(self.margin)} points, {described(self.eps)}, margins: {self.kind}",
             f"accuracy         {self.accuracy:7.2%}",
             f"robust accuracy  {self.robust_accuracy:7.2%}  (proved; {misled})",
         ]
@@ -87,6 +87,13 @@ class Certificate:
         if self.value is not None:
             lines.append(f"value of the game between {self.value[0]:.4f} and {self.value[1]:.4f}")
         return "\n".join(lines)
+
+
+def described(eps: Floats) -> str:
+    """Radii in a few words."""
+    if eps.min() == eps.max():
+        return f"eps {eps[0]:.4g} in every column"
+    return f"eps {eps.min():.4g} to {eps.max():.4g}, by column"
 
 
 def predicted(model: Model, X: Floats) -> Ints:
@@ -147,8 +154,8 @@ def certify(
 def _attack_stumps(
     model: StumpModel, X: Floats, y: Ints, rows: Ints, eps: Floats, found: Floats
 ) -> None:
-    """Write a point of the worst cells into ``found`` for each of ``rows``; of several false labels
-    that win, one that also changes the prediction, if any."""
+    """Write a witness for each of ``rows`` into ``found``: the nearest point of the worst cells. If
+    several false labels win somewhere, one whose point changes the prediction is preferred."""
     least, cell = model.worst(X[rows], y[rows], eps)
     order = np.argsort(least, axis=1)
     here = np.arange(len(rows))
@@ -165,8 +172,8 @@ def _attack_stumps(
 def _search_trees(
     model: TreeModel, leaves: Leaves, x: Floats, y: int, eps: Floats, least: Floats, limit: int
 ) -> tuple[bool, Floats]:
-    """Whether a point is proved robust where the sum of the trees' least scores is not enough, and
-    a point of its ball that a false label wins; nan where none was found."""
+    """Whether a point is proved robust though the bound ``least`` does not prove it, and a witness
+    if one was found, else nan."""
     scores = model.pairs.against(model.values, y)
     bias = model.pairs.against(model.bias, y) - model.tolerance
     proved, found = True, np.full(len(x), np.nan)
@@ -209,3 +216,19 @@ def largest_radius(
         low[rows[stands]] = middle[stands]
         high[rows[~stands]] = middle[~stands]
     return low
+
+
+def margins_by_column(model: Model, x: Floats, y: int, eps: Floats) -> tuple[Ints, Floats]:
+    """What each column of a row adds to the adversary's power.
+
+    Returns:
+        The columns, those first that lower the margin most if they alone are off; and the margins
+        if the first 0, 1, …, d of them are, as exact as ``Certificate.margin``.
+    """
+    d = len(x)
+    rows, labels = np.repeat(x[None], d + 1, axis=0), np.full(d + 1, y)
+    alone = model.margins(rows[:d], labels[:d], np.diag(eps)).min(axis=1)
+    order = np.argsort(alone, kind="stable")
+    balls = np.zeros((d + 1, d))
+    balls[:, order] = np.tri(d + 1, d, -1) * eps[order]
+    return order, model.margins(rows, labels, balls).min(axis=1)

@@ -1,8 +1,7 @@
 """The cells that each training point's ball meets in each term (a column's stumps, or a tree).
 
 Points whose balls meet the same cells of a term form a group, so that minima are taken once per
-group: a column of c cells has at most 2 c groups, whatever the number of points. This is all that
-the solvers know of the table's columns.
+group and not once per point. This is all that the solvers know of the table's columns.
 """
 
 from __future__ import annotations
@@ -20,14 +19,21 @@ from .models import Tree
 
 @dataclass(frozen=True)
 class Cover:
-    """``group`` (n, terms) is the group of each point in each term. Group g holds ``size[g]``
-    cells, those that ``cells_of`` has from ``start[g]`` on."""
+    """Which points belong to which groups, and the cells of each group.
+
+    Attributes:
+        group: the group of each point in each term, (n, terms).
+        start: where the cells of each group begin in ``cells_of``.
+        size: how many cells each group has.
+        cells_of: the cells of the groups.
+        count: how many cells there are.
+    """
 
     group: Ints
     start: Ints
     size: Ints
     cells_of: Ints
-    count: int  # of cells
+    count: int
 
     @cached_property
     def incidence(self) -> sparse.csr_array:
@@ -51,7 +57,7 @@ class Cover:
         return position, self.cells_of[place]
 
     def share(self, mass: Floats) -> Floats:
-        """For each cell its part of the groups' mass, which each shares evenly among its cells."""
+        """The mass on each cell if every group's is spread evenly over its cells."""
         position, cell = self.members(np.arange(len(self.start)))
         return np.bincount(cell, (mass / self.size)[position], self.count).astype(np.float64)
 
@@ -60,8 +66,7 @@ class Cover:
         raise NotImplementedError
 
     def expand(self, parameters: Floats) -> Floats:
-        """Values of cells from the parameters that the smooth objective penalises; for trees they
-        are the same."""
+        """Values of cells from the parameters that "smooth" penalises: the same, but for stumps."""
         return parameters
 
     def fold(self, gradient: Floats) -> Floats:
@@ -127,7 +132,7 @@ class TreeCover(Cover):
 
     @cached_property
     def rounds(self) -> list[tuple[Ints, Ints]]:
-        """For c = 1, 2, …: the groups of more than c cells, and the next cell of each."""
+        """For c = 1, 2, …: the groups of more than c cells, and cell number c of each."""
         longer = [np.flatnonzero(self.size > c) for c in range(1, int(self.size.max()))]
         cells = [self.cells_of[self.start[groups] + c] for c, groups in enumerate(longer, 1)]
         return list(zip(longer, cells, strict=True))

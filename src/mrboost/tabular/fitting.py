@@ -1,5 +1,5 @@
 """From a table to an ensemble: thresholds, then trees if asked for, then scores by one of the
-solvers; and the choice of nu by cross-validation."""
+solvers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from sklearn.model_selection import StratifiedKFold
 
 from mrboost.game.value import soft_minimum
 
 from . import hedge, lp, smooth
 from .cells import Cells, Floats
-from .certificate import predicted
 from .cover import Cover, StumpCover, TreeCover
 from .growing import grow_forest
 from .models import Model, Pairs, StumpModel, Tree, TreeModel
 from .table import Table
 
-NUS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
-FOLDS = 3
-CHOICE_THRESHOLDS = 16  # per column, of the LPs that choose nu: their cost grows faster than these
 TREE_ITERATIONS = 100  # of "smooth" on trees
 MAX_SCORES = 81_000  # trees times pairs of classes by default: ten classes, 40 trees a pair
 
 
 @dataclass(frozen=True)
 class Options:
-    """The estimator's parameters, with those that were left open decided; ``nu`` is None where
-    cross-validation is to choose it, and for "smooth", which needs none."""
+    """The estimator's parameters. ``base`` and ``nu`` are None where they are to be chosen
+    (``choosing.py``; "smooth" needs no nu), ``rounds`` where it is the usual number."""
 
-    base: str
+    base: str | None
     solver: str
     depth: int
-    rounds: int
+    rounds: int | None
     nu: float | None
     alpha: float
     max_thresholds: int
@@ -44,16 +39,13 @@ class Options:
     def chooses_nu(self) -> bool:
         return self.solver != "smooth" and self.nu is None
 
-    @property
-    def steps(self) -> int:
-        """How often a fit calls ``tick``, at most."""
-        choice = FOLDS * (1 + len(NUS)) if self.chooses_nu else 0
-        last = TREE_ITERATIONS if self.solver == "smooth" and self.base == "tree" else 0
-        return choice + self.rounds + last
+    def rounds_for(self, classes: int) -> int:
+        """Trees to grow, or on stumps rounds of "hedge" or iterations of "smooth"."""
+        assert self.base is not None
+        return self.rounds or default_rounds(self.base, self.solver, classes)
 
 
 def default_rounds(base: str, solver: str, classes: int) -> int:
-    """Trees to grow, or on stumps rounds of "hedge" or iterations of "smooth"."""
     if base == "stump":
         return {"smooth": 300, "hedge": 1000, "lp": 1}[solver]
     pairs = Pairs(classes).count
@@ -62,9 +54,13 @@ def default_rounds(base: str, solver: str, classes: int) -> int:
 
 @dataclass(frozen=True)
 class Fitted:
+    """An ensemble, an interval for the value of its game, the nu of that, and the robust accuracy
+    of each base where one was chosen."""
+
     model: Model
     value: tuple[float, float] | None
     nu: float | None
+    base_scores: dict[str, float] | None = None
 
     @property
     def is_tie(self) -> bool:
@@ -72,35 +68,30 @@ class Fitted:
         return self.nu is not None and self.value is not None and self.value[0] <= 1e-9
 
 
-def fit_table(table: Table, options: Options, tick: Callable[[], object] = lambda: None) -> Fitted:
-    """Fit an ensemble to a table; ``tick`` is called after each step, for a progress bar."""
-    if options.chooses_nu:
-        chosen = choose_nu(table, options, tick)
-        for nu in (chosen, *(larger for larger in NUS if larger > chosen)):
-            fitted = fit_table(table, replace(options, nu=nu), tick)
-            if not fitted.is_tie:  # on all rows it can be one though it was none on parts of them
-                break
-        return fitted
+def fit_ensemble(table: Table, options: Options, tick: Callable[[], object]) -> Fitted:
+    """Fit an ensemble to a table, with nothing left to choose."""
     cells = Cells.of(table.X, table.eps, options.max_thresholds)
     if options.base == "tree":
         return _fit_trees(table, options, cells, tick)
     cover = StumpCover.of(cells, table.X, table.eps)
+    rounds = options.rounds_for(table.classes)
     if options.solver == "hedge":
         assert options.nu is not None
         game = hedge.Game(cover, table, options.nu)
-        return Fitted(*hedge.play(game, options.rounds, tick), options.nu)
-    values, bias, value, _ = _solve(table, options, cover, options.rounds, tick)
+        return Fitted(*hedge.play(game, rounds, tick), options.nu)
+    values, bias, value, _ = _solve(table, options, cover, rounds, tick)
     return Fitted(StumpModel(cells, values, bias, table.pairs), value, options.nu)
 
 
 def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], object]) -> Fitted:
     """All trees at once for "smooth". For "lp" a double oracle (McMahan, Gordon and Blum 2003):
-    each batch is grown against the adversary of the game of the trees so far. It has half of the
-    points' weight; the other half stays as the table has it, so that trees see all points."""
-    batches = np.array_split(np.arange(options.rounds), 5 if options.solver == "lp" else 1)
+    each batch of trees is grown on new weights of the points, half of them those of the adversary
+    in the game of the trees so far, half the table's own, so that trees see all points."""
+    rounds = options.rounds_for(table.classes)
+    batches = np.array_split(np.arange(rounds), 5 if options.solver == "lp" else 1)
     trees: tuple[Tree, ...] = ()
     grown_on = table
-    for numbers in batches[: options.rounds]:
+    for numbers in batches[:rounds]:
         trees += grow_forest(
             cells, grown_on, seed=options.seed, numbers=numbers, depth=options.depth, tick=tick
         )
@@ -114,8 +105,8 @@ def _fit_trees(table: Table, options: Options, cells: Cells, tick: Callable[[], 
 def _solve(
     table: Table, options: Options, cover: Cover, iterations: int, tick: Callable[[], object]
 ) -> tuple[Floats, Floats, tuple[float, float] | None, Floats | None]:
-    """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and the
-    adversary's weights of the points ("lp")."""
+    """Values of cells and bias by "smooth" or "lp", an interval for the game's value, and for "lp"
+    the adversary's weights of the points."""
     if options.solver == "smooth":
         values, bias = smooth.solve(cover, table, options.alpha, iterations, tick)
         return values, bias, _smooth_value(table, cover, values, bias), None
@@ -144,36 +135,8 @@ def _smooth_value(
         first = cover.cells.first
         jumps = np.where(first, 0.0, np.diff(values[:, 0], prepend=0.0))
         rest = bias[0] + values[first, 0].sum() + jumps.sum() / 2
-        # A jump is two stumps' worth of votes, the rest is a constant's
+        # As votes of stumps, which are ±1: half a jump each, and a constant for the rest
         votes = np.abs(jumps).sum() / 2 + abs(rest)
         margins = smooth.robust_margins(views, table.pairs, values, bias)
         lower = max(float(margins.min() / votes), 0.0) if votes > 0 else 0.0
     return lower, max(upper, lower)
-
-
-def choose_nu(table: Table, options: Options, tick: Callable[[], object]) -> float:
-    """Choose nu by exact robust accuracy in cross-validation. Fits that predict one class, or whose
-    game is a tie, are left out: their accuracy can look good and they have learned nothing."""
-    smallest = int(np.unique(table.y, return_counts=True)[1].min())
-    if smallest < 2:
-        return NUS[1]
-    folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=options.seed)
-    if options.solver == "lp":
-        limit = min(options.max_thresholds, CHOICE_THRESHOLDS)
-        options = replace(options, max_thresholds=limit)
-    splits = [(table.part(a), table.part(b)) for a, b in folds.split(table.X, table.y)]
-    best, chosen = -1.0, NUS[-1]
-    for nu in (0.0, *NUS):
-        score = 0.0
-        for part, held in splits:
-            fitted = fit_table(part, replace(options, nu=nu))
-            tick()
-            model = fitted.model
-            if fitted.is_tie or len(np.unique(predicted(model, part.X))) == 1:
-                break
-            robust = model.margins(held.X, held.y, table.eps).min(axis=1) > model.tolerance
-            score += float(held.weight @ robust) / len(splits)
-        else:
-            if score >= best:
-                best, chosen = score, nu
-    return chosen

@@ -5,9 +5,9 @@
 
 The classifiers are the stumps of all useful thresholds with any two labels (or the given trees with
 any labels at their leaves) and the constants. A mixture Q is described by its weight per threshold
-and class, left and right; the votes of a cell are linear in it. The minimum over the cells in reach
-is one variable per group of points, so the adversary's exponentially many moves become nearly
-linearly many rows.
+and class, left and right; the votes of a cell are linear in it. The adversary's moves, a cell for
+each term, are exponentially many, but each term has its least cell on its own: one variable per
+group of points, and the rows are about as many as cells and groups.
 
 nu = 0 leaves xi out: the game of Algorithm 1. With nu > 0 the adversary may put at most w_i / nu on
 point i, and the value is the mean margin of the worst fraction nu of the points, as in nu-LPBoost
@@ -119,16 +119,16 @@ def solve(cover: Cover, table: Table, nu: float) -> tuple[Floats, Floats, Floats
         lp.equal.new(cover.count, (votes, 1.0), (np.repeat(of_tree, cover.leaves), -1.0))
     slack = lp.variables(len(y) if nu > 0 else 0)
     rho = lp.variables(1)
-    inside, owned = [], []
+    cell_rows, point_rows = [], []
     for k, other in ((a, b) for a in np.unique(y) for b in pairs.others(a)):
         points = np.flatnonzero(y == k)
         bounds, least = _margins(lp, cover, points, votes[:, [k, other]])
-        inside.append((bounds, k, other))
+        cell_rows.append((bounds, k, other))
         # rho - xi <= sum of least + constants
         terms = [(rho, 1.0), (least, -1.0), (constant[[k]], -1.0), (constant[[other]], 1.0)]
         if nu > 0:
             terms.append((slack[points], -1.0))
-        owned.append((lp.upper.new(len(points), *terms), points))
+        point_rows.append((lp.upper.new(len(points), *terms), points))
     objective = np.zeros(lp.width)
     objective[rho] = -1.0
     if nu > 0:
@@ -136,10 +136,10 @@ def solve(cover: Cover, table: Table, nu: float) -> tuple[Floats, Floats, Floats
     result = lp.solve(objective, signed=int(rho[0]))
     mass = np.maximum(-result.ineqlin.marginals, 0.0)
     played = np.zeros((cover.count, pairs.classes, pairs.classes))
-    for bounds, k, other in inside:
+    for bounds, k, other in cell_rows:
         played[:, k, other] = mass[bounds]
     on_points = np.zeros(len(y))
-    for rows, points in owned:
+    for rows, points in point_rows:
         on_points[points] += mass[rows]
     return np.maximum(result.x[votes], 0.0), np.maximum(result.x[constant], 0.0), played, on_points
 
@@ -148,31 +148,31 @@ def _margins(lp: Programme, cover: Cover, points: Ints, votes: Ints) -> tuple[In
     """Variables (points, terms) for the least of votes_y - votes_y' (the two columns of ``votes``)
     in each term, and the rows that bound the difference in each cell."""
     groups, place = np.unique(cover.group[points], return_inverse=True)
-    least, lead = lp.variables(len(groups)), lp.variables(cover.count)
-    rows = lp.upper.new(cover.count, (lead, 1.0), (votes[:, 0], -1.0), (votes[:, 1], 1.0))
+    least, gap = lp.variables(len(groups)), lp.variables(cover.count)
+    rows = lp.upper.new(cover.count, (gap, 1.0), (votes[:, 0], -1.0), (votes[:, 1], 1.0))
     if isinstance(cover, StumpCover):
-        _range_minima(lp, cover.start[groups], cover.last[groups], lead, least)
+        _range_minima(lp, cover.start[groups], cover.last[groups], gap, least)
     else:
         position, cell = cover.members(groups)
-        lp.at_most(least[position], lead[cell])
+        lp.at_most(least[position], gap[cell])
     return rows, least[place.reshape(len(points), -1)]
 
 
-def _range_minima(lp: Programme, low: Ints, high: Ints, lead: Ints, least: Ints) -> None:
-    """``least`` at most every ``lead`` in its range, by a sparse table of variables: two rows per
+def _range_minima(lp: Programme, low: Ints, high: Ints, gap: Ints, least: Ints) -> None:
+    """``least`` at most every ``gap`` in its range, by a sparse table of variables: two rows per
     range instead of one per cell."""
     level = np.frexp((high - low + 1).astype(np.float64))[1] - 1
     for k in range(int(level.max()) + 1):
         if k:
             half = 2 ** (k - 1)
-            longer = lp.variables(len(lead) - half)
-            lp.at_most(longer, lead[:-half])
-            lp.at_most(longer, lead[half:])
-            lead = longer
+            longer = lp.variables(len(gap) - half)
+            lp.at_most(longer, gap[:-half])
+            lp.at_most(longer, gap[half:])
+            gap = longer
         here = np.flatnonzero(level == k)
-        lp.at_most(least[here], lead[low[here]])
+        lp.at_most(least[here], gap[low[here]])
         if k:
-            lp.at_most(least[here], lead[high[here] - 2**k + 1])
+            lp.at_most(least[here], gap[high[here] - 2**k + 1])
 
 
 def _stump_votes(lp: Programme, cells: Cells, votes: Ints) -> None:

@@ -93,10 +93,8 @@ def _tolerance(values: Floats, offset: Ints, bias: Floats) -> float:
 
 @dataclass(frozen=True)
 class StumpModel:
-    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs).
-
-    ``stumps`` are there round after round, where the model is their votes ("hedge").
-    """
+    """Stumps: ``values`` (cells, pairs) summed over columns, plus ``bias`` (pairs). Where these are
+    votes of stumps ("hedge"), ``stumps`` are those, one for each round."""
 
     cells: Cells
     values: Floats
@@ -109,7 +107,7 @@ class StumpModel:
     def voting(
         cells: Cells, votes: Floats, constant: Floats, stumps: Sequence[Stump]
     ) -> StumpModel:
-        """A model of votes: whole numbers, so that sums are exact and ties are ties."""
+        """A model of votes. They are whole numbers, so sums are exact and ties are found."""
         pairs = Pairs(len(constant))
         values, bias = pairs.from_votes(votes), pairs.from_votes(constant)
         return StumpModel(cells, values, bias, pairs, tuple(stumps))
@@ -160,6 +158,11 @@ class StumpModel:
             stump.vote(self.cells, votes, constant)
             yield StumpModel.voting(self.cells, votes, constant, self.stumps[:t])
 
+    def importances(self, X: Floats, weight: Floats) -> Floats:
+        """The variance that each column gives to the scores, over points of this weight."""
+        parts = (self.values[cell] for cell in self.cells.at(X).T)
+        return np.array([(weight @ (part - weight @ part) ** 2).sum() for part in parts])
+
     def _columns(self) -> list[StumpModel]:
         parts = np.split(np.arange(self.cells.count), self.cells.offset[1:-1])
         swing = [np.ptp(self.values[part], axis=0).max() for part in parts]
@@ -188,12 +191,12 @@ class Tree:
         return int((self.feature < 0).sum())
 
     def routes(self, X: Floats, eps: Floats) -> tuple[Ints, Ints]:
-        """(row, leaf) of every leaf that the ball around a row meets. On a path each split cuts the
-        box of the last one, so the splits can be asked one by one."""
+        """(row, leaf) of every leaf that the ball around a row meets: of all whose path's splits
+        let some point of the ball pass, since each split cuts the box along a column."""
         rows, leaves = [np.arange(0)], [np.arange(0)]
         todo = [(0, np.arange(len(X)))]
         low, high = X - eps, X + eps
-        while todo:
+        while todo:  # a node, and the rows whose balls meet its box
             node, here = todo.pop()
             j, t = self.feature[node], self.threshold[node]
             if j < 0:
@@ -203,6 +206,22 @@ class Tree:
                 todo.append((int(self.right[node]), here[high[here, j] > t]))
                 todo.append((int(self.left[node]), here[low[here, j] <= t]))
         return np.concatenate(rows), np.concatenate(leaves)
+
+    def importances(self, d: int, mass: Floats, values: Floats) -> Floats:
+        """For each of ``d`` columns the variance of the leaves' values, (leaves, …), that its
+        splits explain: of each split the one between its two sides. ``mass`` is the leaves'."""
+        out = np.zeros(d)
+        leaf = self.feature < 0
+        weight, mean = np.zeros(len(leaf)), np.zeros((len(leaf), values.shape[1]))
+        weight[leaf], mean[leaf] = mass[self.left[leaf]], values[self.left[leaf]]
+        for node in np.flatnonzero(~leaf)[::-1]:  # children before parents
+            sides = [self.left[node], self.right[node]]
+            weight[node] = weight[sides].sum()
+            share = weight[sides] / max(weight[node], np.finfo(float).tiny)
+            mean[node] = share @ mean[sides]
+            apart = ((mean[sides[0]] - mean[sides[1]]) ** 2).sum()
+            out[self.feature[node]] += weight[node] * share.prod() * apart
+        return out
 
     def boxes(self, d: int) -> Floats:
         """Of each leaf the box ``(low, high]``, (2, leaves, d)."""
@@ -261,6 +280,16 @@ class TreeModel:
             inner = tree.feature >= 0
             np.minimum.at(out[0], tree.feature[inner], tree.threshold[inner])
             np.maximum.at(out[1], tree.feature[inner], tree.threshold[inner])
+        return out
+
+    def importances(self, X: Floats, weight: Floats) -> Floats:
+        """The variance that each column gives to the scores of the trees, one by one."""
+        d = X.shape[1]
+        out = np.zeros(d)
+        for tree, start in zip(self.trees, self.offset, strict=False):
+            rows, leaves = tree.routes(X, np.zeros(d))
+            mass = np.bincount(leaves, weight[rows], tree.leaves).astype(np.float64)
+            out += tree.importances(d, mass, self.values[start : start + tree.leaves])
         return out
 
     def stages(self) -> Iterator[TreeModel]:

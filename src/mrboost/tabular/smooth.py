@@ -29,8 +29,8 @@ INDEPENDENCE = 3.0  # the larger, the more the pairs' scores are fitted independ
 
 
 def sharing(pairs: Pairs) -> Floats:
-    """(pairs, pairs), symmetric: makes scores of independent parameters, and enlarges the part that
-    is a difference of votes."""
+    """The matrix (pairs, pairs) that turns parameters into scores. It enlarges the part that is a
+    difference of votes, which the penalty of the parameters therefore favours."""
     first, second = pairs.members
     votes = np.eye(pairs.classes)[first] - np.eye(pairs.classes)[second]
     onto_votes = votes @ votes.T / pairs.classes  # the projection onto differences of votes
@@ -39,7 +39,7 @@ def sharing(pairs: Pairs) -> Floats:
 
 
 def class_views(cover: C, y: Ints) -> list[tuple[int, Ints, C]]:
-    """For each class its points and their cover."""
+    """(class, its points, their cover) of each class."""
     rows = {int(k): np.flatnonzero(y == k) for k in np.unique(y)}
     return [(k, of_class, cover.part(of_class)) for k, of_class in rows.items()]
 
