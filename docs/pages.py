@@ -51,17 +51,19 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/commands", commands_page()
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
-        yield name.removesuffix(".md").lower(), text.replace("](CHANGELOG", "](changelog")
+        text = re.sub(r"\]\([A-Z]+\.md", lambda link: link[0].lower(), text)
+        yield name.removesuffix(".md").lower(), text
 
 
 def methods_page() -> str:
     """All methods, those of one network and those of several."""
     several = {recipe.name for recipe in recipes.RECIPES.values() if recipe.rounds > 1}
-    text = "# Methods\n\n" + (
-        "Each is a `Recipe`: `mrboost train NAME` trains it, or `mrboost.boost` in Python. Start with\n"
-        "[at-mce](at-mce.md). [Recipes](../recipes.md) compares them and has the options that add a part\n"
-        "to any of them; [a new method](../guides/method.md) is one more value."
-    )
+    text = """\
+# Methods
+
+Each is a `Recipe`: `mrboost train NAME` trains it, or `mrboost.boost` in Python. Start with
+[at-mce](at-mce.md). [Recipes](../recipes.md) compares them and has the options that add a part to
+any of them; [a new method](../guides/method.md) is one more value."""
     for kind, names in (
         ("Single networks", recipes.RECIPES.keys() - several),
         ("Ensembles", several),
@@ -99,7 +101,9 @@ def composition(recipe: Recipe) -> str:
         home = "mrboost" if part == "combine" else "mrboost.recipes"
         about = sentence(getattr(sys.modules[home], kind))
         lines.append((part, f"{{py:class}}`{row[part]} <{home}.{kind}>`", about))
-    lines += [("rounds", row["rounds"], "Networks that are trained, unless `--rounds` says otherwise.")]
+    lines += [
+        ("rounds", row["rounds"], "Networks that are trained, unless `--rounds` says otherwise.")
+    ]
     lines += [("model", f"`{row['model']}`", "`DATA` is the data's usual network, or `--model`.")]
     if row["besides"]:
         lines += [("besides", f"`{row['besides']}`", "What else differs from [at](at.md).")]
@@ -125,7 +129,9 @@ def measured(recipe: Recipe) -> str:
 
 def overview_page() -> str:
     """The names that ``mrboost`` itself has, and links to its modules."""
-    homes = "\n".join(f"- [mrboost.{name}]({name}.md): {sentence(m)}" for name, m in modules().items())
+    homes = "\n".join(
+        f"- [mrboost.{name}]({name}.md): {sentence(m)}" for name, m in modules().items()
+    )
     own = [name for name in mrboost.__all__ if not inspect.ismodule(getattr(mrboost, name))]
     entries = "\n".join(directive(name) for name in own)
     contents = "\n".join(modules())
@@ -141,10 +147,14 @@ def directive(name: str) -> str:
 
 
 def module_page(name: str, module: ModuleType) -> str:
-    """What a module says of itself, and its public names; methods have pages of their own."""
-    methods = [one for one, value in vars(module).items() if isinstance(value, Recipe)]
-    exclude = f"\n   :exclude-members: {', '.join([*methods, 'RECIPES'])}" if methods else ""
-    return f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}{exclude}\n```"
+    """What a module says of itself, and its public names but those that have a place already."""
+    elsewhere = [
+        one
+        for one, value in vars(module).items()
+        if isinstance(value, Recipe) or one in ("RECIPES", *mrboost.__all__)
+    ]
+    exclude = f"   :exclude-members: {', '.join(elsewhere)}\n" if elsewhere else ""
+    return f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n{exclude}```"
 
 
 def modules() -> dict[str, ModuleType]:
