@@ -18,10 +18,13 @@ extensions = [
 
 myst_heading_anchors = 4  # headings are called as on GitHub
 default_role = "code"
+highlight_language = "none"  # of blocks that name none: commands, tables
 python_maximum_signature_line_length = 90
 toc_object_entries_show_parents = "hide"
 autodoc_default_options = {"members": True}
+autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
+napoleon_use_param = False  # "x, y: ..." names two
 
 html_theme = "furo"
 html_title = f"mrboost {release}"

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -78,7 +79,10 @@ any of them; [a new method](../guides/method.md) is one more value."""
 
 def method_page(recipe: Recipe) -> str:
     """What a method minimises, who published it, its parts, and what was measured."""
-    formula = recipe.formula.replace(",  ", ",\n    ")
+    formula = "\n".join(
+        textwrap.fill(part, 80, subsequent_indent="    ", break_long_words=False)
+        for part in recipe.formula.replace(",  ", ",\n").splitlines()
+    )
     sections = {
         "What it minimises": f"```text\n{formula}\n```\n\n{SYMBOLS}",
         "Reference": capitalised(recipe.reference),
