@@ -16,16 +16,18 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import mrboost
-from mrboost import recipes
+from mrboost import attacks, recipes
 from mrboost.recipes import Recipe
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 COMPARISON = (DOCS / "recipes.md").read_text("utf-8")
 RESULTS = {page: page.read_text("utf-8") for page in sorted((DOCS / "results").glob("[!R]*.md"))}
+HOMES = {mrboost, recipes, attacks}
+MORE = ("adaptive", "samplers", "threat", "loggers")
 PARTS = ("sampler", "objective", "scope", "init", "combine")
 SYMBOLS = """\
 g(x) are the logits of an image x, y is its label, K the number of classes, and δ runs over the ball
@@ -104,7 +106,7 @@ def composition(recipe: Recipe) -> str:
         kind = re.split(r"\W", row[part])[0]
         home = "mrboost" if part == "combine" else "mrboost.recipes"
         about = sentence(getattr(sys.modules[home], kind))
-        lines.append((part, f"{{py:class}}`{row[part]} <{home}.{kind}>`", about))
+        lines.append((part, f"[`{row[part]}`](#{home}.{kind})", about))
     lines += [
         ("rounds", row["rounds"], "Networks that are trained, unless `--rounds` says otherwise.")
     ]
@@ -151,19 +153,20 @@ def directive(name: str) -> str:
 
 
 def module_page(name: str, module: ModuleType) -> str:
-    """What a module says of itself, and its public names but those that have a place already."""
+    """What a module says of itself, and its public names but those that have a place elsewhere."""
     elsewhere = [
         one
         for one, value in vars(module).items()
-        if isinstance(value, Recipe) or one in ("RECIPES", *mrboost.__all__)
+        if isinstance(value, Recipe | MappingProxyType)
+        or any(one in home.__all__ and value is getattr(home, one) for home in HOMES - {module})
     ]
     exclude = f"   :exclude-members: {', '.join(elsewhere)}\n" if elsewhere else ""
-    return f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n{exclude}```"
+    return f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {module.__name__}\n{exclude}```"
 
 
 def modules() -> dict[str, ModuleType]:
     """The public modules of the library."""
-    named = {name: getattr(mrboost, name) for name in mrboost.__all__}
+    named = {name: getattr(mrboost, name) for name in (*mrboost.__all__, *MORE)}
     return {name: value for name, value in named.items() if inspect.ismodule(value)}
 
 
