@@ -27,7 +27,8 @@ test: $(INSTALLED)
 
 docs: $(INSTALLED)-docs
 	$(BIN)/python docs/pages.py
-	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -d build/doctrees docs site
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees \
+		build/pages site
 
 dist: $(INSTALLED)-dist
 	rm -rf dist
@@ -44,7 +45,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo build dist site docs/methods docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mrboost needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …")'

@@ -1,8 +1,9 @@
-"""Write the pages of the site that follow from the code: each method, the commands, the reference.
+"""Gather the pages of the site: those of docs/, and those that follow from the code, which are one
+for each method, the commands and the reference.
 
     python docs/pages.py
 
-They lie in docs/methods and docs/reference, which git ignores.
+They go to build/pages, of which Sphinx makes the site.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mrboost.recipes import Recipe
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+PAGES = ROOT / "build" / "pages"
 COMPARISON = (DOCS / "recipes.md").read_text("utf-8")
 RESULTS = {page: page.read_text("utf-8") for page in sorted((DOCS / "results").glob("[!R]*.md"))}
 HOMES = {mrboost, recipes, attacks}
@@ -36,15 +38,16 @@ cross-entropy of a false label y', and MCE-A its mean over all K − 1 false lab
 
 
 def main() -> None:
-    for folder in ("methods", "reference"):
-        shutil.rmtree(DOCS / folder, ignore_errors=True)
-        (DOCS / folder).mkdir()
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(DOCS, PAGES, ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__"))
     for name, text in pages():
-        (DOCS / f"{name}.md").write_text(text.rstrip() + "\n", "utf-8")
+        page = PAGES / f"{name}.md"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(text.rstrip() + "\n", "utf-8")
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """Name and Markdown of each page."""
+    """Name and Markdown of each page that follows from the code."""
     yield "methods/index", methods_page()
     for recipe in recipes.RECIPES.values():
         yield f"methods/{recipe.name}", method_page(recipe)
