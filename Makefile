@@ -26,6 +26,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 docs: $(INSTALLED)-docs
+	rm -rf site
 	$(BIN)/python docs/pages.py
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees \
 		build/pages site
