@@ -160,7 +160,7 @@ def module_page(name: str, module: ModuleType) -> str:
     elsewhere = [
         one
         for one, value in vars(module).items()
-        if isinstance(value, Recipe | MappingProxyType)
+        if isinstance(value, Recipe | MappingProxyType | dict)
         or any(one in home.__all__ and value is getattr(home, one) for home in HOMES - {module})
     ]
     exclude = f"   :exclude-members: {', '.join(elsewhere)}\n" if elsewhere else ""
