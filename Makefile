@@ -1,10 +1,12 @@
 # make demo: train, evaluate and report on real digits in a few minutes. make test: everything that CI checks.
-# make docs: renew the tree of files in docs/design.md, check the pages and run their examples.
+# make docs: the documentation site, site/index.html. make dist: the package that is published, dist/.
+# make tree: renew the table and the tree of files in docs/design.md.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test docs format clean
+.PHONY: demo test docs dist tree format clean
 
 demo: $(INSTALLED)
 	rm -rf demo
@@ -23,7 +25,18 @@ test: $(INSTALLED)
 	$(BIN)/python docs/check.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-docs: $(INSTALLED)
+docs: $(INSTALLED)-docs
+	rm -rf site
+	$(BIN)/python docs/pages.py
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees \
+		build/pages site
+
+dist: $(INSTALLED)-dist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+tree: $(INSTALLED)
 	$(BIN)/python docs/house.py --write
 	$(BIN)/python docs/check.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_design.py
@@ -33,10 +46,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mrboost needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) '.[dev]'
+	touch $@
+
+$(INSTALLED)-%: $(INSTALLED)
+	$(INSTALL) '.[$*]'
 	touch $@

@@ -25,7 +25,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Ensemble", "Evaluation", "InputError", "Mixture", "Recipe", "attacks", "boost"]
 __all__ += ["compare", "data", "evaluate", "game", "join", "load", "losses", "models", "recipes"]

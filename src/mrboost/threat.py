@@ -9,9 +9,9 @@ each method gives. Another norm is another class, and its name in ``Threat`` and
 =======  ======================  ==========================================
 norm     steepest ascent step    ball
 =======  ======================  ==========================================
-Linf     size · sign(gradient)   max |x' − x| <= eps
-L2       size · gradient / ‖·‖   ‖x' − x‖₂ <= eps
-L1       size · signs of its     ‖x' − x‖₁ <= eps
+Linf     size · sign(gradient)   ``max |x' − x| <= eps``
+L2       size · gradient / ‖·‖   ``‖x' − x‖₂ <= eps``
+L1       size · signs of its     ``‖x' − x‖₁ <= eps``
          largest entries / ‖·‖
 =======  ======================  ==========================================
 

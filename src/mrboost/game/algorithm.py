@@ -45,7 +45,7 @@ class Learner:
         respond: given P, a weight for each point of S_aug, trains a classifier and returns its
             payoffs there (as ``SAug.labels`` or ``SAug.scores`` make them from its outputs). The
             classifier of the k-th call is number k.
-        points: |S_aug|.
+        points: ``|S_aug|``.
         scale: no payoff exceeds it; 1 for hard labels.
         exact: whether the answer is the best classifier for P. If not, nothing bounds
             the value from above.

@@ -57,7 +57,7 @@ class Payoff:
 
     @property
     def points(self) -> int:
-        """|S_aug|."""
+        """``|S_aug|``."""
         return int(self.matrix.shape[1])
 
     def row(self, classifier: int) -> Floats:
@@ -109,7 +109,7 @@ class SAug:
 
     @property
     def points(self) -> int:
-        """|S_aug| = Z (K − 1)."""
+        """``|S_aug| = Z (K − 1)``."""
         return len(self.y) * (self.classes - 1)
 
     @property

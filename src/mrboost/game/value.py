@@ -46,7 +46,8 @@ def solve(game: Payoff | ArrayLike, *, nu: float | None = None) -> Solution:
 
     Args:
         game: a payoff matrix, classifiers × points.
-        nu: the adversary may put at most 1/(ν |S_aug|) on a point; without it, everything on one.
+        nu: the adversary may put at most ``1/(ν |S_aug|)`` on a point; without it, everything on
+            one.
 
     Example:
         >>> round(solve([[1.0, -0.5], [-1.0, 1.0]]).value, 6)

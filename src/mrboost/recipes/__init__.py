@@ -25,18 +25,18 @@ starts from the last one, and the attack sees the ensemble so far::
 
 A batch goes through the parts in this order:
 
-============  ======================  ==============================================================
-part          file                    what it does
-============  ======================  ==============================================================
-``cutmix``    ``mrboost.data``        mixes images of the batch
-``sampler``   ``samplers.py``,        perturbs them: whom to attack, and which loss to raise
-              ``exponential.py``
-``objective`` ``objectives.py``       gives the loss of each example on them
-``scope``     ``objectives.py``       whose logits that loss sees: the learner's or the ensemble's
-``awp``       ``awp.py``              perturbs the weights where the gradient is taken
-``schedule``  ``schedules.py``        the learning rate of the step of SGD
-``init``      ``initial.py``          before a round: the weights that it starts from
-============  ======================  ==============================================================
+=============  ======================  =============================================================
+part           file                    what it does
+=============  ======================  =============================================================
+``cutmix``     ``mrboost.data``        mixes images of the batch
+``sampler``    ``samplers.py``,        perturbs them: whom to attack, and which loss to raise
+               ``exponential.py``
+``objective``  ``objectives.py``       gives the loss of each example on them
+``scope``      ``objectives.py``       whose logits that loss sees: the learner's or the ensemble's
+``awp``        ``awp.py``              perturbs the weights where the gradient is taken
+``schedule``   ``schedules.py``        the learning rate of the step of SGD
+``init``       ``initial.py``          before a round: the weights that it starts from
+=============  ======================  =============================================================
 
 ``methods.py`` holds the methods, ``config.py`` the configuration of a run: a recipe with data,
 model and options. A part is a frozen dataclass with ``__call__``; docs/design.md shows how to write
