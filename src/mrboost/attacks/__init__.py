@@ -72,5 +72,15 @@ from .square import Square
 from .survivors import Search
 
 __all__ = ["APGD", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier", "FromClean"]
-__all__ += ["Gaussian", "Quick", "Search", "Square", "Start", "Transfer", "Uniform", "as_attack", "ascend"]
+__all__ += [
+    "Gaussian",
+    "Quick",
+    "Search",
+    "Square",
+    "Start",
+    "Transfer",
+    "Uniform",
+    "as_attack",
+    "ascend",
+]
 __all__ += ["attacked", "named", "register"]

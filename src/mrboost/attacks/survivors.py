@@ -28,7 +28,7 @@ from mrboost.losses import margin
 from mrboost.seeds import derive, hash_keys, image_keys, uniform_from_keys
 from mrboost.speed.graphs import Engine, State
 from mrboost.speed.memory import halved
-from mrboost.threat import Threat, wide
+from mrboost.threat import wide
 
 from .arrays import takes_arrays
 from .base import InBall
@@ -37,7 +37,7 @@ from .targets import nearest_first
 
 _CLEAN_BATCH = 512
 _CUDA_BATCHES = (32, 256)
-_SAVED = ("adv", "margin", "broken_by", "done", "order")
+_SAVED = ("adv", "margin", "broken_by", "done")
 _SAMPLING = torch.tensor(derive(0, "sample") % 2**32)
 
 
@@ -181,8 +181,8 @@ class Aimed(Search):
     untargeted.
 
     Args:
-        nearest: of the ten most likely labels those come first whose boundary is nearest where the
-            model is taken for linear, as in MALT (Melamed et al. 2024).
+        nearest: the nine most likely labels come in the order of their boundaries' distances from
+            the worst image found so far (``targets.py``).
     """
 
     targets: int = field(default=0, kw_only=True)
@@ -225,7 +225,7 @@ class Aimed(Search):
             return points.ranking
         order = points.ranking.clone()
         here = points.alive.to(order.device)
-        order[here] = nearest_first(model, points.x[here], order[here], self.threat)
+        order[here] = nearest_first(model, points.adv[here], order[here], self.threat)
         return order
 
     def target(self, ranking: Tensor, job: Tensor) -> Tensor:
@@ -570,13 +570,14 @@ class Points:
         """What ``restore`` needs to go on."""
         lanes = {f"lanes.{name}": value for name, value in self.lanes.items()}
         found = {name: getattr(self, name) for name in _SAVED}
-        return lanes | found | {"most": torch.tensor(self.most)}
+        return lanes | found | {"most": torch.tensor(self.most), "order": self.order}
 
     def restore(self, saved: State) -> None:
         """Go on from what ``saved`` returned, for the same images; other entries are ignored."""
         for name in _SAVED:
             setattr(self, name, saved[name].to(getattr(self, name).device))
         self.most = int(saved["most"])
+        self.order = saved.get("order", self.order).to(self.order.device)  # 0.5 had one order only
         lanes = [name.removeprefix("lanes.") for name in saved if name.startswith("lanes.")]
         self.lanes = {name: saved[f"lanes.{name}"] for name in lanes}
 

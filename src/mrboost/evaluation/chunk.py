@@ -95,9 +95,7 @@ class Runner:
         seconds = torch.tensor([[time.perf_counter() - began]])
         return {"seconds": seconds} | {key: torch.cat(parts) for key, parts in found.items()}
 
-    def _search(
-        self, attack: InTurn, chunk: Chunk, unfinished: str, key: str | None
-    ) -> State:
+    def _search(self, attack: InTurn, chunk: Chunk, unfinished: str, key: str | None) -> State:
         """Stage by stage, each on the points that stand; saved after each and now and then."""
         searches = attack.searches
         seconds = torch.zeros(len(searches), dtype=torch.float64)
