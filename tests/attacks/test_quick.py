@@ -30,7 +30,7 @@ def linear() -> nn.Module:
 @pytest.fixture(scope="module")
 def middle(linear: nn.Module) -> tuple[Tensor, Tensor]:
     """Images far from the edges of the box, as the model labels them."""
-    draw = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    draw = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     x = 0.45 + 0.1 * draw
     return x, linear(x).argmax(dim=1)
 
@@ -62,14 +62,14 @@ def test_the_nearest_boundary_of_a_linear_model_comes_first(norm: str, linear, m
         first, _ = nearest(linear, image, likely[1 : CANDIDATES + 1], norm)
         assert mine[1] == first
         changed += int(likely[1] != first)
-    assert changed >= 3, "the order of the logits is another"
+    assert changed >= 5, "the order of the logits is another"
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_one_target_is_enough_where_it_is_the_nearest(norm: str, linear, middle) -> None:
     """Just beyond the nearest boundary, where every other target is out of reach."""
     fell = {True: 0, False: 0}
-    for image, label in zip(*middle, strict=True):
+    for image, label in zip(*(part[:10] for part in middle), strict=True):
         ranking = linear(image[None]).argsort(dim=1, descending=True)[0]
         _, distance = nearest(linear, image, ranking[1 : CANDIDATES + 1], norm)
         for first in fell:
@@ -115,7 +115,7 @@ def test_a_search_runs_on_what_is_near_and_on_a_sample(model, images) -> None:
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.13), ("L2", 0.7)])
 def test_it_agrees_with_autoattack(norm: str, eps: float, model, images) -> None:
     """FAB and Square break nothing of this network; each success is real."""
-    x, y = images[0][:60], images[1][:60]
+    x, y = images[0][:40], images[1][:40]
     found = run(model, x, y, Quick(eps, norm).searches, 0)
     full = run(model, x, y, AutoAttack(eps, norm, stages=2).searches, 0)
     assert 0.1 < full.alive.double().mean() < 0.95
@@ -125,24 +125,23 @@ def test_it_agrees_with_autoattack(norm: str, eps: float, model, images) -> None
     assert found.adv.max() <= 1
     for i in (~found.alive).nonzero().squeeze(1):
         assert model(found.adv[i : i + 1]).argmax() != y[i], "alone, too"
-    parts = [run(model, *part, Quick(eps, norm).searches, 0).broken_by for part in halves(x, y)]
-    assert torch.equal(torch.cat(parts), found.broken_by)
-
-
-def halves(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [(x[:30], y[:30]), (x[30:], y[30:])]
+    parts = [
+        run(model, *part, Quick(eps, norm).searches, 0).broken_by
+        for part in zip(x.split(20), y.split(20), strict=True)
+    ]
+    assert torch.equal(torch.cat(parts), found.broken_by), "whatever comes with it"
 
 
 def test_large_logits_do_not_stop_it(model, batch) -> None:
     """The cross-entropy's gradient is zero there; the targeted DLR's is not."""
     plain, large = (
-        evaluate(one, *batch, "quick", eps=0.17, check=False)["quick"]
+        evaluate(one, *(part[:30] for part in batch), "quick", eps=0.17, check=False)["quick"]
         for one in (model, lambda x: 1e4 * model(x))
     )
-    assert large.accuracy == pytest.approx(plain.accuracy, abs=1 / 64)
+    assert large.accuracy == pytest.approx(plain.accuracy, abs=1 / 30)
 
 
-def test_masked_gradients_are_found_out_on_the_sample(undefended, model, images) -> None:
+def test_masked_gradients_are_found_out_on_the_sample(undefended, images) -> None:
     """The rounded network falls to square alone; the sample says that much fell, and counts."""
     x, y = images[0][:100], images[1][:100]
     masked = evaluate(quantised(undefended), x, y, "quick", eps=0.15)
@@ -150,8 +149,7 @@ def test_masked_gradients_are_found_out_on_the_sample(undefended, model, images)
     stages = masked["quick"].stages
     assert [stage.sample for stage in stages] == [None, None, None, 0.1, 0.1, 0.1]
     assert stages[-1].accuracy == masked["quick"].accuracy < stages[2].accuracy
-    for sound in (undefended, model):
-        assert "sample" not in checks(evaluate(sound, x, y, "quick", eps=0.05).doubts)
+    assert "sample" not in checks(evaluate(undefended, x, y, "quick", eps=0.05).doubts)
 
 
 def test_what_it_refuses() -> None:
