@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from commands import checks, quantised
 from mrboost import InputError, evaluate
 from mrboost.attacks import APGD, AutoAttack, Quick, Square
-from mrboost.attacks.survivors import Points, run
+from mrboost.attacks.survivors import Hooks, Points, run
 from mrboost.attacks.targets import CANDIDATES, nearest_first
 from mrboost.threat import ball
 
@@ -110,6 +110,31 @@ def test_a_search_runs_on_what_is_near_and_on_a_sample(model, images) -> None:
     assert torch.equal(some.broken_by == 2, (whole.broken_by == 2) & sample.chosen(before))
     none = run(model, x, y, [first, APGD(0.2, steps=20, targets=3, near=0)], 0)
     assert not (none.broken_by == 2).any()
+
+
+def test_an_interruption_changes_nothing(model, batch) -> None:
+    """Which images are near, which are drawn and what they are aimed at stays as it was."""
+    batch = batch[0][:16], batch[1][:16]
+    near = APGD(0.17, steps=12, targets=2, nearest=True, near=0.5)
+    square = Square(0.17, steps=60, near=0, sample=0.5)
+    searches = [APGD(0.17, steps=2), near, square]
+    heard: list[tuple[dict[str, Tensor], int]] = []
+
+    def hear(points: Points, stage: int) -> None:
+        heard.append(({name: value.clone() for name, value in points.saved().items()}, stage))
+
+    whole = run(model, *batch, searches, 0, hooks=Hooks(tell=hear))
+    assert {0, 1, 2, 3} == {stage for _, stage in heard}
+    assert any((state["order"] != whole.ranking).any() for state, _ in heard)
+    for state, stage in heard[:-1]:
+
+        def resume(points: Points, state=state, stage=stage) -> int:
+            points.restore(state)
+            return stage
+
+        again = run(model, *batch, searches, 0, hooks=Hooks(resume=resume))
+        assert torch.equal(again.broken_by, whole.broken_by)
+        assert torch.allclose(again.adv, whole.adv, atol=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("Linf", 0.13), ("L2", 0.7)])
