@@ -2,12 +2,14 @@
 and survivors of both.
 
     python benchmarks/autoattack.py RUN --n 1000
+    python benchmarks/autoattack.py RUN --norm Linf,L2,L1 --eps 8/255,0.5,12 --version standard,plus
 
 ``pyautoattack`` (bit-identical to the reference implementation) is the oracle. Printed: the
 accuracy after each attack and its seconds, for both; the ratio; the points on which they differ;
 and whether each of our successes holds on a fresh forward pass of one image at a time. Set-up is
 counted. A second seed of the oracle (--seeds 2) shows how far the oracle differs from itself;
---spread N compares N seeds of both, of apgd-t alone on the points where chance decides.
+--spread N compares N seeds of both, of apgd-t alone on the points where chance decides. Of several
+norms and versions there is a table in the end.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--n", type=int, default=None)
-    parser.add_argument("--eps", type=fraction, default=None)
-    parser.add_argument("--norm", default="Linf")
-    parser.add_argument("--version", default="standard")
+    parser.add_argument("--eps", default=None, help="of each norm (default: the training's)")
+    parser.add_argument("--norm", default="Linf", help="one or several, with commas")
+    parser.add_argument("--version", default="standard", help="one or several, with commas")
     parser.add_argument("--seeds", type=int, default=1, help="runs of the oracle")
     parser.add_argument(
         "--spread",
@@ -53,23 +55,20 @@ def main() -> None:
     folder = Run.open(options.run)
     test = draw(load_data(folder, options.data_dir).test, options.n)
     model = load_model(folder, "best", options.device)
-    device = model.weights.device
-    eps = options.eps or folder.config["eps"]
-    if options.spread:
-        spread(
-            model, test.images().to(device), test.y.to(device), eps, options.norm, options.spread
-        )
-        return
-    contest(
-        model,
-        test.images().to(device),
-        test.y.to(device),
-        eps,
-        options.norm,
-        options.version,
-        options.seeds,
-        options.batch_size,
-    )
+    x, y = test.images().to(model.weights.device), test.y.to(model.weights.device)
+    norms = options.norm.split(",")
+    radii = [fraction(eps) for eps in (options.eps or str(folder.config["eps"])).split(",")]
+    if len(radii) != len(norms):
+        parser.error(f"--norm names {len(norms)} and --eps {len(radii)}: give one eps for each")
+    rows = []
+    for norm, eps in zip(norms, radii, strict=True):
+        if options.spread:
+            spread(model, x, y, eps, norm, options.spread)
+            continue
+        for version in options.version.split(","):
+            rows += contest(model, x, y, eps, norm, version, options.seeds, options.batch_size)
+    if len(rows) > 1:
+        print_table(rows)
 
 
 def contest(
@@ -81,7 +80,8 @@ def contest(
     version: str,
     seeds: int,
     batch_size: int,
-) -> None:
+) -> list[list[str]]:
+    """Prints all figures; gives those of the table, a row for each seed of the oracle."""
     print(
         f"{len(x)} images, {norm} eps = {eps:g}, {version}, on {x.device}, "
         f"{torch.get_num_threads()} threads"
@@ -90,7 +90,8 @@ def contest(
     model(x[:8].clone().requires_grad_(True)).sum().backward()
     model.zero_grad(set_to_none=True)
     alive, adv, ours = our_run(model, x, y, AutoAttack(eps, norm, version=version))
-    others = []
+    bad = invalid(model, x, y, adv, alive, eps, norm)
+    others, rows = [], []
     for seed in range(seeds):
         standing, seconds = oracle_run(model, x, y, eps, norm, version, seed, batch_size)
         others.append(standing)
@@ -100,15 +101,24 @@ def contest(
             f"{seconds / ours:.2f} times as fast; points only we break {we}, only the oracle "
             f"breaks {they} ({(we + they) / len(x):.2%} differ)"
         )
+        figures = f"{alive.float().mean():.2%} / {standing.float().mean():.2%}".replace("%", "")
+        times = [f"{ours:.1f} / {seconds:.1f}", f"{seconds / ours:.2f}"]
+        ball = [f"{norm} {eps:.4g}", version, str(seed)]
+        rows.append([*ball, figures, str(we), str(they), str(bad), *times])
     if seeds > 1:
         print(
             "the oracle's first two seeds differ on "
             f"{(others[0] != others[1]).float().mean():.2%} of the points"
         )
-    print(
-        f"of our successes {invalid(model, x, y, adv, alive, eps, norm)} do not hold for one "
-        "image at a time"
-    )
+    print(f"of our successes {bad} do not hold for one image at a time")
+    return rows
+
+
+def print_table(rows: list[list[str]]) -> None:
+    header = "ball|version|seed|accuracy, ours / oracle|only we break|only it breaks|invalid|"
+    columns = (header + "seconds|times as fast").split("|")
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(cells)} |")
 
 
 def our_run(

@@ -120,6 +120,7 @@ SEARCHES: dict[str, Search] = {
     "apgd-mce": APGD(0.12, steps=12, loss=margin_cross_entropy),
     "apgd-dlr-restarts": APGD(0.12, steps=8, loss=dlr, restarts=2),
     "apgd-t": APGD(0.12, steps=12, targets=3),
+    "apgd-t-nearest": APGD(0.12, steps=12, targets=3, nearest=True),
     "apgd-eot": APGD(0.12, steps=6, eot=2),
     "fab": FAB(0.12, steps=6, restarts=2),
     "fab-t": FAB(0.12, steps=12, targets=3),

@@ -113,6 +113,31 @@ def test_stages_of_autoattack() -> None:
     assert contradictions([staged("own", [1, 1, 2] + [-1] * 97, "square", "apgd-ce")]) == []
 
 
+def sampled(broken_by: list[int]) -> dict[str, object]:
+    """Two stages, then two on a tenth of what stands."""
+    found = staged("quick", broken_by, "apgd-t", "apgd-ce near", "fab-t sample", "square sample")
+    stages = [
+        stage | {"black_box": stage["attack"].startswith("square"), "sample": share}
+        for stage, share in zip(found["stages"], (None, None, 0.1, 0.1), strict=True)
+    ]
+    return found | {"stages": stages}
+
+
+def test_what_falls_on_a_sample_says_that_more_would() -> None:
+    doubts = contradictions([sampled([0, 1, 2, 3, 4] + [-1] * 195)])
+    assert checks(doubts) == ["sample"]
+    assert "about 20 of the 197 points that quick left standing" in doubts[0].message
+    assert "2 of it fell" in doubts[0].message
+    # One may be bad luck; and of many points a few
+    assert contradictions([sampled([0, 1, 2, 4] + [-1] * 196)]) == []
+    assert contradictions([sampled([3, 4] + [-1] * 3998)]) == []
+    assert checks(contradictions([sampled([3, 4, 4] + [-1] * 3997)])) == ["sample"]
+    # Square beside it has tried all points
+    square = found(square=standing(200, 0, 1, 2, 7, 8))
+    both = contradictions([sampled([0, 1, 2] + [-1] * 197), *square])
+    assert checks(both) == ["black-box"]
+
+
 def test_nothing_to_compare() -> None:
     for outcomes in (
         [],

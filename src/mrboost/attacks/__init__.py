@@ -49,7 +49,9 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``square.py``
 ``survivors.py``     what searches share: which image is in which row of the batch, and when;
                      what is known of each image, judged by the model
+``targets.py``       which labels they aim at first
 ``autoattack.py``    several searches in turn
+``quick.py``         fewer of them, on fewer images
 ``arc.py``           the attack on randomised classifiers
 ``adaptive.py``      the attacks that fit a model, some with what fools another
 ``registry.py``      attacks by name
@@ -64,10 +66,21 @@ from .base import Attack, as_attack
 from .fab import FAB
 from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
+from .quick import Quick
 from .registry import named, register
 from .square import Square
 from .survivors import Search
 
 __all__ = ["APGD", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier", "FromClean"]
-__all__ += ["Gaussian", "Search", "Square", "Start", "Transfer", "Uniform", "as_attack", "ascend"]
+__all__ += [
+    "Gaussian",
+    "Quick",
+    "Search",
+    "Square",
+    "Start",
+    "Transfer",
+    "Uniform",
+    "as_attack",
+    "ascend",
+]
 __all__ += ["attacked", "named", "register"]

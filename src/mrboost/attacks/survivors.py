@@ -33,10 +33,12 @@ from mrboost.threat import wide
 from .arrays import takes_arrays
 from .base import InBall
 from .model import LOW_PRECISION, Classifier, Rounded, check_targets, checked
+from .targets import nearest_first
 
 _CLEAN_BATCH = 512
 _CUDA_BATCHES = (32, 256)
 _SAVED = ("adv", "margin", "broken_by", "done")
+_SAMPLING = torch.tensor(derive(0, "sample") % 2**32)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Search(InTurn):
     ``found``   the image to show to the judge
     ==========  ==========================================================
 
+    Args:
+        near: it runs on the images whose lead is at most this share of what it was on the clean
+            image, by default on all that stand.
+        sample: and on this share of the others, which a hash of the image chooses.
+
     Attributes:
         cpu_stride: steps between two looks at the lanes on the CPU.
         cuda_stride: the same on a CUDA device, where to look means to wait for it.
@@ -84,6 +91,8 @@ class Search(InTurn):
 
     steps: int = field(default=100, kw_only=True)
     seed: int | None = field(default=0, kw_only=True)
+    near: float = field(default=math.inf, kw_only=True)
+    sample: float = field(default=0.0, kw_only=True)
 
     cpu_stride = 5
     cuda_stride = 10
@@ -95,6 +104,13 @@ class Search(InTurn):
     @property
     def searches(self) -> tuple[Search, ...]:
         return (self,)
+
+    @property
+    def stage(self) -> str:
+        """What the name of one of several in turn says: also of its images, if not of all."""
+        if self.sample:
+            return f"{self.name} sample"
+        return self.name if self.near == math.inf else f"{self.name} near"
 
     @property
     def patient(self) -> bool:
@@ -113,6 +129,16 @@ class Search(InTurn):
     def check(self, x: Tensor, classes: int) -> None:
         """Refuse images or models that this search cannot work on, before anything is computed."""
 
+    def chosen(self, points: Points) -> Tensor:
+        """Which points it runs on, of those that stand. On the CPU."""
+        drawn = uniform_from_keys(hash_keys(points.keys, _SAMPLING), (1,)).squeeze(1)
+        far = points.margin < self.near * points.clean_margin  # of a margin of 0 neither is more
+        return (~far | (drawn < self.sample)).cpu()
+
+    def order(self, model: Classifier, points: Points) -> Tensor:
+        """The classes of each point in the order in which they are aimed at, from the second on."""
+        return points.ranking
+
     def within(self, lanes: int) -> Search:
         """The same search, which shows the model no more than so many images at a time."""
         return self
@@ -123,7 +149,8 @@ class Search(InTurn):
 
         Args:
             x, y: image and label of each lane.
-            ranking: classes by falling logit of the clean image, ``(N, K)``.
+            ranking: the true label, then the others in the order in which they are aimed at,
+                ``(N, K)``.
             keys: a number for each lane, from which its random numbers follow.
             job: which of the image's jobs it is to run.
         """
@@ -152,10 +179,15 @@ class Aimed(Search):
 
     The targets are the ``targets`` most likely false labels in turn; with 0 of them the runs are
     untargeted.
+
+    Args:
+        nearest: the nine most likely labels come in the order of their boundaries' distances from
+            the worst image found so far (``targets.py``).
     """
 
     targets: int = field(default=0, kw_only=True)
     restarts: int = field(default=1, kw_only=True)
+    nearest: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +219,14 @@ class Aimed(Search):
 
     def jobs(self, classes: int) -> int:
         return self.restarts * (min(self.targets, classes - 1) or 1)
+
+    def order(self, model: Classifier, points: Points) -> Tensor:
+        if not self.nearest:
+            return points.ranking
+        order = points.ranking.clone()
+        here = points.alive.to(order.device)
+        order[here] = nearest_first(model, points.adv[here], order[here], self.threat)
+        return order
 
     def target(self, ranking: Tensor, job: Tensor) -> Tensor:
         """The label that each lane's job is aimed at."""
@@ -329,7 +369,8 @@ class Queue:
         self.length = search.evaluations()
         jobs = search.jobs(points.ranking.shape[1])
         if points.done.shape[1] != jobs:
-            points.done = torch.zeros(len(points.x), jobs, dtype=torch.bool)
+            points.done = ~search.chosen(points)[:, None].repeat(1, jobs)
+            points.order = search.order(self.engine.model, points)
         # As few lanes as need no more rounds; after an interruption as many as before it, since a
         # model that draws random numbers gives each lane its own.
         most = self.lanes or self.engine.lanes
@@ -369,7 +410,7 @@ class Queue:
         new = {"x": x, "y": y, "t": torch.zeros_like(y), "hit": hit}
         if points.aim is not None:
             new["aim"] = points.aim[here]
-        new |= self.search.begin(x, y, points.ranking[here], keys, number)
+        new |= self.search.begin(x, y, points.order[here], keys, number)
         if self.state:
             new = {key: torch.cat([self.state[key], value]) for key, value in new.items()}
         self.state = new
@@ -438,9 +479,11 @@ class Points:
     Attributes:
         x, y: images and labels.
         keys: a number for each image, from which its random numbers follow.
-        ranking: classes by falling logit of the clean image; targets are taken in this order.
+        ranking: classes by falling logit of the clean image.
+        order: the order in which the search under way takes them for targets.
         adv: the worst version found so far.
         margin: its margin; positive where it is misclassified.
+        clean_margin: that of the clean image.
         broken_by: number of the attack that broke the image, 0 if the clean one is misclassified,
             −1 while it stands. On the CPU.
         done: which jobs of the search under way are finished, ``(N, jobs)``. On the CPU.
@@ -454,8 +497,10 @@ class Points:
     y: Tensor
     keys: Tensor
     ranking: Tensor
+    order: Tensor
     adv: Tensor
     margin: Tensor
+    clean_margin: Tensor
     broken_by: Tensor
     done: Tensor
     first: int = 0
@@ -477,13 +522,16 @@ class Points:
         numbers = torch.arange(first, first + len(x))
         parts = zip(*(torch.split(one, _CLEAN_BATCH) for one in (x, numbers)), strict=True)
         logits = torch.cat([judge(model, images, "", number) for images, number in parts])
+        ranking = logits.argsort(dim=1, descending=True)
         return cls(
             x=x,
             y=y,
             keys=image_keys(seed, x),
-            ranking=logits.argsort(dim=1, descending=True),
+            ranking=ranking,
+            order=ranking,
             adv=x.clone(),
             margin=_lead(logits, y, aim),
+            clean_margin=_lead(logits, y, aim),
             broken_by=torch.where(_reached(logits, y, aim), 0, -1).cpu(),
             done=torch.zeros(len(x), 0, dtype=torch.bool),
             first=first,
@@ -522,13 +570,14 @@ class Points:
         """What ``restore`` needs to go on."""
         lanes = {f"lanes.{name}": value for name, value in self.lanes.items()}
         found = {name: getattr(self, name) for name in _SAVED}
-        return lanes | found | {"most": torch.tensor(self.most)}
+        return lanes | found | {"most": torch.tensor(self.most), "order": self.order}
 
     def restore(self, saved: State) -> None:
         """Go on from what ``saved`` returned, for the same images; other entries are ignored."""
         for name in _SAVED:
             setattr(self, name, saved[name].to(getattr(self, name).device))
         self.most = int(saved["most"])
+        self.order = saved.get("order", self.order).to(self.order.device)  # 0.5 had one order only
         lanes = [name.removeprefix("lanes.") for name in saved if name.startswith("lanes.")]
         self.lanes = {name: saved[f"lanes.{name}"] for name in lanes}
 

@@ -20,7 +20,7 @@ from mrboost.options import BY_NAME, Option, fraction
 DATASETS = "cifar10, cifar100, digits, mnist, svhn"
 ATTACKS = (
     "pgd-20, pgd-100, pgd-mce-20, fgsm, cw, apgd-ce, apgd-dlr, apgd-mce, apgd-t, fab, fab-t, "
-    "square, autoattack, autoattack-plus, autoattack-rand"
+    "square, quick, autoattack, autoattack-plus, autoattack-rand"
 )
 DEFAULT_ATTACKS = "fgsm,pgd-20,pgd-100,cw"
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack, Search
-from mrboost.attacks.survivors import Hooks, Points, run, seed_of
+from mrboost.attacks import Attack
+from mrboost.attacks.survivors import Hooks, InTurn, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
 from mrboost.errors import UnfitError
 from mrboost.files import State
@@ -29,8 +29,8 @@ SAVE_EVERY = 20.0
 def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
     """Refuse before anything runs what one of the attacks cannot do."""
     for attack in attacks:
-        if isinstance(attack, Search | AutoAttack):
-            check_searches(searches_of(attack), chunk.model, chunk.x, chunk.classes)
+        if isinstance(attack, InTurn):
+            check_searches(attack.searches, chunk.model, chunk.x, chunk.classes)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Runner:
         seed = 0 if attack is None else attack.seed or 0
         try:
             with global_stream(derive(seed, chunk.number, label), chunk.device):
-                if isinstance(attack, Search | AutoAttack):
+                if isinstance(attack, InTurn):
                     found = self._search(attack, chunk, f"{name}-unfinished", key)
                 else:
                     found = self._attack(attack, chunk)
@@ -95,11 +95,9 @@ class Runner:
         seconds = torch.tensor([[time.perf_counter() - began]])
         return {"seconds": seconds} | {key: torch.cat(parts) for key, parts in found.items()}
 
-    def _search(
-        self, attack: Search | AutoAttack, chunk: Chunk, unfinished: str, key: str | None
-    ) -> State:
+    def _search(self, attack: InTurn, chunk: Chunk, unfinished: str, key: str | None) -> State:
         """Stage by stage, each on the points that stand; saved after each and now and then."""
-        searches = searches_of(attack)
+        searches = attack.searches
         seconds = torch.zeros(len(searches), dtype=torch.float64)
         current = 0
         looked = saved = time.perf_counter()
@@ -120,7 +118,7 @@ class Runner:
             looked = now
             if ended and stage < len(searches):
                 stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
-                self.meter.say(f"stage {searches[stage - 1].name} is done, {stand}")
+                self.meter.say(f"stage {searches[stage - 1].stage} is done, {stand}")
             current = min(stage, len(searches) - 1)
             if ended or now - saved >= SAVE_EVERY:
                 saved = now
@@ -146,7 +144,3 @@ class Runner:
 def work_of(attack: Attack | None, classes: int) -> int:
     """Evaluations of the model that an attack may take for one image; None is no attack."""
     return 1 if attack is None else attack.work(classes)
-
-
-def searches_of(attack: Search | AutoAttack) -> Sequence[Search]:
-    return attack.searches if isinstance(attack, AutoAttack) else (attack,)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mrboost.attacks import APGD, FAB, PGD, Attack, AutoAttack
+from mrboost.attacks import APGD, FAB, PGD, Attack
+from mrboost.attacks.survivors import InTurn
 from mrboost.devices import from_all
 from mrboost.errors import InputError
 from mrboost.files import State
@@ -138,7 +139,7 @@ class Measurements(Observer):
 def _raises_a_margin(attack: Attack | None) -> bool:
     """Whether it raises a margin, which is what an attack on the cross-entropy
     may be too weak for."""
-    parts = attack.searches if isinstance(attack, AutoAttack) else (attack,)
+    parts = attack.searches if isinstance(attack, InTurn) else (attack,)
     return any(
         isinstance(part, FAB)
         or (isinstance(part, APGD) and part.targets > 0)

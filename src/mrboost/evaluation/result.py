@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack
+from mrboost.attacks import Attack, Search
 from mrboost.attacks.autoattack import VERSIONS
 from mrboost.attacks.base import ball_of
+from mrboost.attacks.survivors import InTurn
 from mrboost.errors import InputError
 from mrboost.files import State, digest, write_texts
 
@@ -27,7 +28,8 @@ from .statistics import Comparison, Interval, compare_points, wilson_interval, w
 class Stage:
     """The accuracy left after one of several attacks in turn, and the seconds that it took.
 
-    ``black_box`` stages do not use the model's gradients.
+    ``black_box`` stages do not use the model's gradients. ``sample`` is the share of the images
+    that stood which it tried, where those were drawn at random.
     """
 
     attack: str
@@ -35,6 +37,7 @@ class Stage:
     interval: Interval
     seconds: float
     black_box: bool = False
+    sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,12 @@ class Outcome:
         seconds = found["seconds"].sum(dim=0).tolist()
         groups = [correct[y == k] for k in range(int(y.max()) + 1)]
         stages: list[Stage] = []
-        for number, search in enumerate(attack.searches if isinstance(attack, AutoAttack) else ()):
+        several = isinstance(attack, InTurn) and not isinstance(attack, Search)
+        for number, search in enumerate(attack.searches if several else ()):
             stand = left(found["stage"], number + 1).double()
-            share, black_box = stand.mean().item(), not search.uses_gradients
-            stages.append(Stage(search.name, share, _interval(stand), seconds[number], black_box))
+            figures = stand.mean().item(), _interval(stand), seconds[number]
+            black_box, sample = not search.uses_gradients, search.sample or None
+            stages.append(Stage(search.stage, *figures, black_box, sample))
         eps, norm = ball_of(attack)
         return cls(
             attack=label,

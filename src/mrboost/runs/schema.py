@@ -139,7 +139,16 @@ _OUTCOME: Schema = {
     **_each(_or_none(_any_number), "margin? min_margin?"),
     "seconds?": _number,
     "correct?": _all(lambda value: _truth(value) or _share(value)),
-    "stages?": [{"attack": _text, "accuracy": _share, "interval": _INTERVAL, "seconds": _number}],
+    "stages?": [
+        {
+            "attack": _text,
+            "accuracy": _share,
+            "interval": _INTERVAL,
+            "seconds": _number,
+            "black_box?": _truth,
+            "sample?": _or_none(_share),
+        }
+    ],
     "broken_by?": _all(_whole(-1, 1000)),
     "black_box?": _truth,
     "eps?": _or_none(_number),

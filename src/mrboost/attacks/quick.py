@@ -1,0 +1,74 @@
+r"""Quick: AutoAttack's verdict for a fraction of its time.
+
+Most of AutoAttack's time goes into images that stand far from any boundary: 100 iterations at each
+of nine targets, nine runs of FAB and 5,000 queries of Square, of which a short search would have
+said the same. Three parts, each on the images that the last ones left standing:
+
+1. **All images**: apgd-t, of 12 iterations at AutoAttack's nine targets.
+2. **Images that came near a boundary**, whose lead is now at most ``NEAR`` of what it was: apgd-ce
+   and apgd-t of 100 iterations, these at the four labels whose boundaries are nearest now
+   (``targets.py``).
+3. **A sample of what stands**: apgd-ce, a shorter fab-t and square, for what the others miss where
+   gradients mislead. What they break counts; where it is more than chance, the evaluation says
+   that the figure is not to be trusted (``evaluation.doubts``).
+
+What becomes of an image depends on the image and the seed alone, as in every search; so does
+whether it is in the sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mrboost.errors import InputError
+
+from .apgd import APGD
+from .fab import FAB
+from .square import Square
+from .survivors import InTurn, Search
+
+NEAR = 0.15
+"""Of the networks on which it was chosen, no image that AutoAttack breaks was left with more than a
+tenth of its lead (``docs/evaluation.md``)."""
+
+
+@dataclass(frozen=True)
+class Quick(InTurn):
+    """An estimate of what ``AutoAttack`` leaves standing.
+
+    Args:
+        eps, norm: the ball, "Linf" or "L2".
+        sample: the share of the standing images on which the last part tries what AutoAttack has
+            against masked gradients.
+        seed: each image has its own random streams, so the result does not depend on the batch.
+
+    Example:
+        >>> x_adv = Quick(eps=8 / 255)(model, x, y)  # doctest: +SKIP
+    """
+
+    sample: float = field(default=0.1, kw_only=True)
+    seed: int | None = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm == "L1":
+            raise InputError("quick is for Linf and L2, where it was measured: use autoattack")
+        if not 0 <= self.sample <= 1:
+            raise InputError(f"sample must be a share, 0 to 1, got {self.sample}: 0.1 is usual")
+
+    @property
+    def name(self) -> str:
+        return "quick"
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        ball = (self.eps, self.norm)
+        some = {"near": 0.0, "sample": self.sample}
+        return (
+            APGD(*ball, steps=12, targets=9),
+            APGD(*ball, near=NEAR),
+            APGD(*ball, targets=4, nearest=True, near=NEAR),
+            APGD(*ball, **some),
+            FAB(*ball, targets=3, nearest=True, **some),
+            Square(*ball, steps=1000, **some),
+        )
