@@ -112,6 +112,13 @@ def require_regular(path: Path) -> None:
         raise InputError(f"{path} is not a regular file: put a plain file in its place")
 
 
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that would take what is written at ``path``, in a folder, out of it: a
+    stranger's folder may hold links to files of the user's."""
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise InputError(f"{path} leads out of {folder}: put a folder in the place of the link")
+
+
 @contextmanager
 def locked(path: Path, busy: str = "") -> Iterator[None]:
     """Hold the lock that the file at ``path`` stands for; the system drops it when the process
