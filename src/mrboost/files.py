@@ -25,6 +25,7 @@ from torch import Tensor
 from .errors import InputError
 
 State = dict[str, Tensor]
+MOST_TEXT = 2**27  # bytes of JSON; read, they take up to twenty times as much memory
 MOST_NESTED = 50  # levels of a JSON value; our own files have a tenth of them
 
 
@@ -79,11 +80,18 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which may be damaged or a stranger's."""
-    require_regular(path)
-    value = parse_json(path.read_bytes(), path)
+    value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
     return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file of text, which may be a stranger's: none is large."""
+    require_regular(path)
+    if (size := path.stat().st_size) > MOST_TEXT:
+        raise InputError(f"{path} has {size:,} bytes, more than {MOST_TEXT:,}: move it away")
+    return path.read_bytes()
 
 
 def parse_json(text: str | bytes, path: Path) -> Any:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, printable
 
 from .arguments import parse
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception) -> None:
     """The one line of a mistake, once if several of torchrun's processes make it."""
-    line = f"mrboost: error: {' '.join(str(error).split())}"
+    line = f"mrboost: error: {printable(' '.join(str(error).split()))}"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from mrboost.devices import say_once
 

@@ -184,7 +184,7 @@ class Run:
         """One row for each epoch."""
         path = self.folder / "metrics.jsonl"
         rows: list[dict[str, Any]] = []
-        lines = path.read_bytes().splitlines() if path.is_file() else []
+        lines = files.read_bytes(path).splitlines() if path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
                 row = files.parse_json(line, path)
