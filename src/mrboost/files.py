@@ -149,6 +149,17 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the system, which that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(path)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Put ``content`` at ``path`` in one step."""
     with replacing(path) as temporary:
@@ -173,10 +184,11 @@ def replacing(path: Path) -> Iterator[Path]:
     # Others may write the same file just now
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with naming(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

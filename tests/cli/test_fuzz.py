@@ -198,7 +198,7 @@ def kinds_of_files(rng: random.Random, folder: Path) -> None:
         lambda: os.mkfifo(path),
         lambda: path.mkdir(),
         lambda: path.touch(),
-        lambda: (path.touch(), os.truncate(path, 2**36)),
+        lambda: (path.touch(), os.truncate(path, 2**32)),
         lambda: None,
     ]
     rng.choice(kinds)()
@@ -226,7 +226,16 @@ def weights_from_elsewhere(rng: random.Random, folder: Path) -> None:
     if path.suffix == ".safetensors":
         save_file(state, path)
     else:
-        odd: list[Any] = [{}, [], None, "x", {1: torch.zeros(1)}, {"model": {"a": 1}}, _Opens(made)]
+        odd: list[Any] = [
+            {},
+            [],
+            None,
+            "x",
+            {1: torch.zeros(1)},
+            {"a": torch.zeros(1).to_sparse()},
+            {"model": {"a": 1}},
+            _Opens(made),
+        ]
         torch.save(rng.choice([state, {"state_dict": state}, *odd]), path)
     if rng.random() < 0.6:
         path.write_bytes(damaged(path.read_bytes(), rng))

@@ -100,7 +100,6 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 KILLS = int(os.environ.get("MRBOOST_KILLS", "4"))
-SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 
 def _whole_run(folder: Path) -> dict[str, object]:
@@ -118,7 +117,7 @@ def _whole_run(folder: Path) -> dict[str, object]:
 def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) -> None:
     """Killed again and again at random moments, a training ends as one that was left alone."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["commands", "mrboost.cli.commands"])
+    processes.set_forkserver_preload(["commands", "lightning_fabric", "PIL.Image"])
     folder, moments = tmp_path / "run", random.Random(os.urandom(8))
     options = ["--rounds", "2", "--epochs", "2", "--steps", "1", "--device", "cpu", "--quiet"]
     arguments = ["train", "mrboost", *pictures, *options, "--resume", "--out", str(folder)]
@@ -145,12 +144,12 @@ def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) 
         process = start()
         process.join(moments.uniform(0, seconds))
         if process.exitcode is None:
-            os.kill(process.pid, moments.choice(SIGNALS))
+            os.kill(process.pid, moments.choice([signal.SIGKILL, signal.SIGTERM]))
             process.join(600)
         if process.exitcode == 0:
             assert finished() == uninterrupted
         else:
-            assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 130)
+            assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
             killed += 1
     assert finished() == uninterrupted
 

@@ -175,7 +175,8 @@ class Run:
 
     def log(self, row: Mapping[str, Any]) -> None:
         if self.writes:
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            path = self.folder / "metrics.jsonl"
+            with files.naming(path), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
