@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,13 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
     capsys.readouterr()
     assert main([*(str(a) for a in arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def alone(arguments: list[str]) -> None:
+    """A command as all that a process does, which says nothing."""
+    torch.set_num_threads(1)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        sys.exit(main(arguments))
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import InputError, LostProcessError
+from .progress import Meter, note
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric  # it takes a second to load: not before somebody needs one
@@ -24,6 +27,7 @@ T = TypeVar("T")
 
 # How long processes wait for each other: shares of an evaluation can take unequal time
 _PATIENCE = timedelta(hours=12)
+_QUIET = 300.0  # seconds without a step, until it is said
 _PROMPT = timedelta(seconds=30)  # for what takes a moment
 
 
@@ -106,14 +110,39 @@ def from_all(fabric: Fabric, value: T) -> list[T]:
 
 
 @contextmanager
+def _saying_waits(fabric: Fabric) -> Iterator[None]:
+    """While this one of several processes makes no step, say so: it waits for another, which may be
+    stopped, without a word and for ``_PATIENCE``."""
+    if fabric.world_size == 1:
+        yield
+        return
+    done = Event()
+
+    def watch() -> None:
+        while not done.wait(_QUIET):
+            idle = time.monotonic() - Meter.last_step
+            if idle >= _QUIET:
+                waits = f"has waited {idle / 60:.0f} minutes for another, which may be stopped"
+                note(f"note: process {fabric.global_rank} of {fabric.world_size} {waits}")
+
+    Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextmanager
 def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
-    """Report in one line that several processes cannot go on together.
+    """Report in one line that several processes cannot go on together, and now and then that they
+    do not.
 
     When one of them ends, what the others see is whatever their library raises: of several
     processes, every ``RuntimeError`` but that of a full memory is reported so.
     """
     try:
-        yield
+        with _saying_waits(fabric):
+            yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -41,6 +41,11 @@ def refuse_grey_levels(x: Tensor | fx.Proxy) -> None:
         raise InputError(f"images must lie in [0, 1], these reach {largest:.4g}: divide by 255")
 
 
+def _positive(values: Tensor) -> bool:
+    """Whether they can be weights: finite, not negative and not all 0."""
+    return bool(values.isfinite().all() and (values >= 0).all() and values.sum() > 0)
+
+
 class _Members(nn.Module):
     """Several classifiers with weights that sum to one; iterating, indexing and
     ``len`` reach the members."""
@@ -55,9 +60,8 @@ class _Members(nn.Module):
         count = len(self.members)
         if count == 0:
             raise InputError("an ensemble needs at least one member, got none")
-        values = torch.as_tensor([1.0] * count if weights is None else weights).float()
-        positive = values.isfinite().all() and (values >= 0).all() and values.sum() > 0
-        if values.shape != (count,) or not positive:
+        values = torch.ones(count) if weights is None else torch.as_tensor(weights).float()
+        if weights is not None and not (values.shape == (count,) and _positive(values)):
             needed = f"{count} members need as many weights, finite, >= 0 and not all 0"
             raise InputError(f"{needed}, got {values.tolist()}")
         self.register_buffer("weights", values / values.sum())

@@ -13,10 +13,18 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONGEST = 2000  # characters of a message
 
 
 class InputError(ValueError):
     """A mistake in what the user gave: a name, a value, a file."""
+
+    def __init__(self, message: str) -> None:
+        if len(message) > _LONGEST:  # it quotes a stranger's file
+            half = _LONGEST // 2
+            message = f"{message[:half]} … {message[-half:]}"
+        super().__init__(message)
 
 
 class NanLogitsError(InputError):
@@ -39,6 +47,11 @@ class UnfitError(InputError):
 
 class LostProcessError(InputError):
     """Another of the processes that share a command has ended."""
+
+
+def printable(text: str) -> str:
+    """A text, which may be a stranger's, for a terminal: control characters by their codes."""
+    return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def look_up(kind: str, name: str, known: Mapping[str, T], hint: str = "") -> T:

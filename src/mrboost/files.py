@@ -25,6 +25,7 @@ from torch import Tensor
 from .errors import InputError
 
 State = dict[str, Tensor]
+MOST_TEXT = 2**27  # bytes of JSON; read, they take up to twenty times as much memory
 MOST_NESTED = 50  # levels of a JSON value; our own files have a tenth of them
 
 
@@ -79,11 +80,18 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, which may be damaged or a stranger's."""
-    require_regular(path)
-    value = parse_json(path.read_bytes(), path)
+    value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
     return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file of text, which may be a stranger's: none is large."""
+    require_regular(path)
+    if (size := path.stat().st_size) > MOST_TEXT:
+        raise InputError(f"{path} has {size:,} bytes, more than {MOST_TEXT:,}: move it away")
+    return path.read_bytes()
 
 
 def parse_json(text: str | bytes, path: Path) -> Any:
@@ -112,6 +120,13 @@ def require_regular(path: Path) -> None:
         raise InputError(f"{path} is not a regular file: put a plain file in its place")
 
 
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that would take what is written at ``path``, in a folder, out of it: a
+    stranger's folder may hold links to files of the user's."""
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise InputError(f"{path} leads out of {folder}: put a folder in the place of the link")
+
+
 @contextmanager
 def locked(path: Path, busy: str = "") -> Iterator[None]:
     """Hold the lock that the file at ``path`` stands for; the system drops it when the process
@@ -132,6 +147,17 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the system, which that of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(path)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -158,10 +184,11 @@ def replacing(path: Path) -> Iterator[Path]:
     # Others may write the same file just now
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with naming(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

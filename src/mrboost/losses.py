@@ -27,6 +27,7 @@ et al. 2020 (boosted CE); Szegedy et al. 2016 (smoothing).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -377,9 +378,26 @@ def _reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _check(logits: Tensor, label: Tensor) -> None:
+    for tensor in (logits, label):
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise TypeError(f"logits and labels must be dense tensors, got {type(tensor).__name__}")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating point, got {logits.dtype}")
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(f"logits must have shape (N, K) with K >= 2, got {tuple(logits.shape)}")
     if label.shape != logits.shape[:1]:
         raise ValueError(f"labels must have shape ({logits.shape[0]},), got {tuple(label.shape)}")
     if label.dtype != torch.int64:
         raise TypeError(f"labels must be int64, got {label.dtype}: convert with .long()")
+    if logits.device != label.device:
+        raise ValueError(f"logits are on {logits.device} and labels on {label.device}: move one")
+    if label.device.type == "cpu" and len(label) and not torch.compiler.is_compiling():
+        with suppress(RuntimeError):  # a tensor without values
+            _check_range(label, logits.shape[1])
+
+
+def _check_range(label: Tensor, classes: int) -> None:
+    """On the CPU alone: other devices would wait for the answer, and say something themselves."""
+    low, high = (bound.item() for bound in label.detach().aminmax())
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")

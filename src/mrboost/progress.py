@@ -31,6 +31,9 @@ class Meter:
         unit: what is counted.
     """
 
+    last_step = time.monotonic()
+    """When this process last counted something."""
+
     def __init__(self, shown: bool, name: str = "evaluate", unit: str = "evaluation") -> None:
         self._name = name
         self._lines = shown and not sys.stderr.isatty()
@@ -58,6 +61,7 @@ class Meter:
         self._bar.set_description(what)
 
     def __call__(self, count: int) -> None:
+        Meter.last_step = time.monotonic()
         self._bar.update(count)
         if time.monotonic() - self._last_line >= EVERY:
             self.say(self._doing)

@@ -23,6 +23,7 @@ largest gradients share it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -246,8 +247,8 @@ def ball(norm: str, eps: float) -> Threat:
     kind = look_up("norm", str(norm), _NORMS)
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
-    if not 0 < eps < float("inf"):
-        raise InputError(f"eps must be positive and finite, got {eps!r}: 8/255 is usual")
+    if not 0 < eps <= sys.float_info.max:
+        raise InputError(f"eps must be positive and finite, got {eps!r:.80}: 8/255 is usual")
     found = kind(eps)
     if eps > found.largest:
         raise InputError(f"eps must be in (0, 1], got {eps!r}: divide grey levels by 255")
@@ -259,9 +260,9 @@ def radius(eps: object) -> float:
     try:
         if not isinstance(eps, str | bool):
             return float(eps)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # torch's, of several numbers
+    except (OverflowError, TypeError, ValueError, RuntimeError):  # torch's, of several numbers
         pass
-    raise InputError(f"eps must be a number, got {eps!r}: write 8 / 255, say")
+    raise InputError(f"eps must be a number, got {eps!r:.80}: write 8 / 255, say")
 
 
 _NEWTON_STEPS = 7

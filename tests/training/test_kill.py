@@ -1,8 +1,12 @@
-"""A real process, killed for real at random moments, resumes to the bit-equal result."""
+"""A real process, killed for real at random moments, resumes to the bit-equal result.
+
+MRBOOST_KILLS=200 kills so many trainings.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -13,11 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
 
-from mrboost.files import read_tensors
+from commands import alone
+from mrboost.files import checksum, read_tensors
 
 TRAIN = "train at-mce --data digits --epochs 5 --seed 3 --device cpu --quiet"
 COMMAND = [sys.executable, "-m", "mrboost", *TRAIN.split()]
@@ -91,6 +97,61 @@ def test_killed_and_resumed_equals_uninterrupted(
         assert one.keys() == two.keys()
         assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
     assert len((folders[1] / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+KILLS = int(os.environ.get("MRBOOST_KILLS", "4"))
+
+
+def _whole_run(folder: Path) -> dict[str, object]:
+    """All that a run's result is made of."""
+    members = sorted((folder / "members").iterdir())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {path.name: checksum(read_tensors(path)[0]) for path in members} | {
+        "config": (folder / "config.json").read_text(),
+        "metrics": [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
+        "rounds": json.loads((folder / "results.json").read_text())["rounds"],
+        "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
+    }
+
+
+def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) -> None:
+    """Killed again and again at random moments, a training ends as one that was left alone."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["commands", "lightning_fabric", "PIL.Image"])
+    folder, moments = tmp_path / "run", random.Random(os.urandom(8))
+    options = ["--rounds", "2", "--epochs", "2", "--steps", "1", "--device", "cpu", "--quiet"]
+    arguments = ["train", "mrboost", *pictures, *options, "--resume", "--out", str(folder)]
+
+    def start() -> Any:
+        process = processes.Process(target=alone, args=(arguments,))
+        process.start()
+        return process
+
+    def finished() -> dict[str, object]:
+        process = start()
+        process.join(600)
+        assert process.exitcode == 0
+        found = _whole_run(folder)
+        shutil.rmtree(folder)
+        return found
+
+    finished()  # the first loads what is not loaded before
+    began = time.monotonic()
+    uninterrupted = finished()
+    seconds = time.monotonic() - began
+    killed = 0
+    while killed < KILLS:
+        process = start()
+        process.join(moments.uniform(0, seconds))
+        if process.exitcode is None:
+            os.kill(process.pid, moments.choice([signal.SIGKILL, signal.SIGTERM]))
+            process.join(600)
+        if process.exitcode == 0:
+            assert finished() == uninterrupted
+        else:
+            assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
+            killed += 1
+    assert finished() == uninterrupted
 
 
 def test_trainings_side_by_side_end_with_what_started_them(tmp_path: Path) -> None:

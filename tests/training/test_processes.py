@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from commands import error_of, json_of
-from mrboost import models
+from mrboost import devices, models
 from mrboost.cli.main import main
 from mrboost.runs import evaluate_run
 
@@ -265,3 +265,19 @@ def test_what_one_process_does_is_refused_to_several(
     assert "examples are written by one process" in error_of(
         capsys, "evaluate", run, "--examples", "x.npz"
     )
+
+
+def test_who_waits_for_a_stopped_process_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "_QUIET", 0.01)
+    said = ""
+    with devices.lost_processes(SimpleNamespace(world_size=2, global_rank=1), ""):  # type: ignore[arg-type]
+        for _ in range(6000):
+            time.sleep(0.01)
+            if said := capsys.readouterr().err:
+                break
+    assert said.startswith("note: process 1 of 2 has waited 0 minutes for another")
+    with devices.lost_processes(SimpleNamespace(world_size=1, global_rank=0), ""):  # type: ignore[arg-type]
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from mrboost.data import as_tensors
 from mrboost.devices import device_of, dtype_of
 
-from .model import Classifier
+from .model import Classifier, check_dense
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,12 +26,14 @@ def takes_arrays(call: F) -> F:
 
     @wraps(call)
     def with_arrays(self: object, model: Classifier, x: Any, y: Any, **options: Any) -> Any:
-        labels = {"y": y, "targets": options.pop("targets", None)}
-        labels = {name: value for name, value in labels.items() if value is not None}
+        labels = {"y": y}
+        if options.get("targets") is not None:
+            labels["targets"] = options.pop("targets")
         if not all(isinstance(value, Tensor) for value in (x, *labels.values())):
             for name, value in labels.items():
                 images, labels[name] = as_tensors(x, value)
         if isinstance(x, Tensor):
+            check_dense(x, *labels.values())
             on = {name: value.to(x.device) for name, value in labels.items()}
             return call(self, model, x, **on, **options)
         device = device_of(model)

@@ -71,8 +71,9 @@ class InBall(Attack):
     def check_at_least_one(self, *names: str) -> None:
         """Refuse an attack for which one of these numbers is below 1."""
         for name in names:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be at least 1, and whole, got {value!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,9 @@ def ball_of(attack: object) -> tuple[float | None, str | None]:
 
 def check_step_size(step_size: float | None) -> None:
     """Refuse a step that does not go forward."""
-    if step_size is not None and not step_size > 0:
-        raise InputError(f"step_size must be positive, got {step_size!r}: leave it out for eps/4")
+    if step_size is not None and not (isinstance(step_size, int | float) and step_size > 0):
+        remedy = "leave it out for eps/4"
+        raise InputError(f"step_size must be positive, got {step_size!r:.80}: {remedy}")
 
 
 def check_loss(loss: Loss, *, aimed: bool = False) -> None:

@@ -127,8 +127,9 @@ def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse what is not a batch of images in [0, 1] with integer labels."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
+    check_dense(x, y)
     refuse_grey_levels(x)
-    if x.ndim < 2 or len(x) == 0:
+    if x.ndim < 2 or x.numel() == 0:
         shape = tuple(x.shape)
         raise InputError(f"images must be a batch (N, …) of at least one, got shape {shape}")
     if y.shape != x.shape[:1]:
@@ -143,6 +144,13 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         elif max(-low, high - 1) < 1e-3:
             problem = f"go beyond it by {max(-low, high - 1):.2g}: clamp them, as x.clamp(0, 1)"
         raise InputError(f"images must lie in [0, 1], these {problem}")
+
+
+def check_dense(*tensors: Tensor) -> None:
+    """Refuse tensors that are no plain rows of values."""
+    for tensor in tensors:
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            raise InputError("images and labels must be dense: no nested, sparse or meta tensors")
 
 
 def check_targets(targets: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -12,8 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from mrboost import data as datasets
 from mrboost import models, recipes
 from mrboost.data import Dataset
@@ -31,6 +29,7 @@ from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, re
 from mrboost.runs.folder import GivenModel
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
+from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
 
 from .listings import show_data, show_recipes, source_of
@@ -47,9 +46,11 @@ def run(options: Namespace) -> None:
     _import_model(options, getattr(options, "model", None) or "")
     try:
         COMMANDS[options.command](options)
-    except torch.OutOfMemoryError as error:
-        problem = f"out of memory ({str(error).splitlines()[0]})"
-        raise InputError(f"{problem}: lower --batch-size") from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["no more to be had"])[0]
+        raise InputError(f"out of memory ({reason:.300}): lower --batch-size") from None
 
 
 def _where(options: Namespace) -> dict[str, Any]:
@@ -71,18 +72,23 @@ def _show(options: Namespace, document: object, text: str) -> None:
 
 def _train(options: Namespace) -> None:
     given = _training_options(options)
+    kept = None
     if options.recipe is None:
-        given = _take_from_run(options) | given
+        given, kept = _take_from_run(options, given)
     recipe = recipes.get(options.recipe)
     source = source_of(options, options.data or "digits")
     default = f"{slug(source)}-{recipe.name}-seed{given.get('seed', 0)}"
     out = options.out or Path("runs") / default
     how = {"out": out, "resume": options.resume, "first": options.first, **_where(options)}
-    boost(recipe, source, **how, **cast(TrainingOptions, given))
+    data: str | Dataset = source
+    if kept is not None:  # a stranger's run may name any folder: nothing is fetched into it
+        how["data_dir"] = kept
+        data = datasets.load(source, kept, download=False, verify=options.verify)
+    boost(recipe, data, **how, **cast(TrainingOptions, given))
     if not is_first_process():
         return
     run = Run.open(out)
-    rounds = _rounds(run)
+    rounds = run.chosen()
     lines = [f"trained {recipe.name} on {source}: {out}"]
     for row, which in product(rounds, ("best", "last")):
         epoch = row[which]
@@ -95,9 +101,9 @@ def _train(options: Namespace) -> None:
     _show(options, summary, "\n".join(lines))
 
 
-def _take_from_run(options: Namespace) -> dict[str, Any]:
-    """The options that the run in --out was trained with; its recipe and data go into
-    ``options``."""
+def _take_from_run(options: Namespace, given: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The options that the run in --out was trained with, with those that are given, and the folder
+    of its data if none is; its recipe and data go into ``options``."""
     if not (options.resume and options.out):
         raise InputError("give a RECIPE (list: mrboost recipes), or --resume with --out of a run")
     config = Run.open(options.out).config
@@ -105,27 +111,13 @@ def _take_from_run(options: Namespace) -> dict[str, Any]:
         raise InputError(f"{str(options.out)!r} joins networks: train each of them, and join again")
     options.recipe = config["recipe"]["name"]
     options.data = config["data"] if options.data is None else options.data
-    options.data_dir = config.get("data_dir") if options.data_dir is None else options.data_dir
     if missing := unregistered(config):
         raise InputError(
             f"{str(options.out)!r} was trained with {missing}, which is not registered here: add "
             "--import MODULE, of the module that registers it"
         )
-    return saved_options(config)
-
-
-def _rounds(run: Run) -> list[dict[str, Any]]:
-    """The best and the last epoch of each round."""
-    metrics = run.metrics()
-    rounds = []
-    for round_ in range(1, run.rounds_done() + 1):
-        rows = {row["epoch"]: row for row in metrics if row["round"] == round_}
-        epochs = run.epochs(round_)
-        if missing := set(epochs.values()) - rows.keys():
-            problem = f"metrics.jsonl has no line of round {round_}, epoch {min(missing)}"
-            raise InputError(f"{run.folder}: {problem}: restore it from a copy")
-        rounds.append({"round": round_, **{which: rows[epoch] for which, epoch in epochs.items()}})
-    return rounds
+    kept = config.get("data_dir") if options.data_dir is None else None
+    return saved_options(config) | given, kept
 
 
 def _evaluate(options: Namespace) -> None:

@@ -3,12 +3,13 @@ the user in one line on standard error with exit status 2."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, printable
 
 from .arguments import parse
 
@@ -33,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(options)
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (InputError, OSError) as error:
-        _report(error)
+    except InputError as error:
+        _report(str(error))
+        return 2
+    except OSError as error:
+        _report(f"{error}{_remedy(error)}{advice}")
         return 2
     except KeyboardInterrupt:
         print(f"\nmrboost: interrupted{advice}", file=sys.stderr)
@@ -42,9 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _report(error: Exception) -> None:
+def _remedy(error: OSError) -> str:
+    """What to do about an error of the system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ": make room there, and start the command again"
+    return ": check the path and its permissions"
+
+
+def _report(message: str) -> None:
     """The one line of a mistake, once if several of torchrun's processes make it."""
-    line = f"mrboost: error: {' '.join(str(error).split())}"
+    line = f"mrboost: error: {printable(' '.join(message.split()))}"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from mrboost.devices import say_once
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -39,7 +38,7 @@ from mrboost.data.dataset import Split, rank_in_class
 from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
 from mrboost.data.mapped import Mapped
 from mrboost.data.packing import Facts, Pack, Progress, cache
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import UNPRINTABLE, InputError, unknown_name
 from mrboost.files import require_regular
 
 FOLDER = "folder:"
@@ -47,7 +46,6 @@ TEST_NAMES = ("test", "val", "validation", "valid")
 SPLIT_NAMES = ("train", *TEST_NAMES)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SUFFIXES)})"
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_SIZE = 4096  # pixels
 IN_MEMORY = 2**29
 """Bytes of pixels from which on they are packed into a file."""

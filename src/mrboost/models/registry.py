@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mrboost.ensemble import Ensemble
 from mrboost.errors import InputError, check_new_name, unknown_name
+from mrboost.files import State
 from mrboost.seeds import global_stream
 
 from . import source
@@ -142,6 +143,24 @@ def build(
     return nn.Sequential(Normalize(mean or [0.0] * channels, std or [1.0] * channels), network)
 
 
+def check_size(name: str, shape: Shape, classes: int, state: State, path: str | Path) -> None:
+    """Refuse a network with more weights than a file holds, before it takes memory: a stranger's
+    run may name any network for images of any shape."""
+    try:
+        with torch.device("meta"):
+            network = build(name, shape, classes)
+    except InputError:
+        raise
+    except Exception:
+        return
+    most, found = (sum(t.numel() for t in s.values()) for s in (state, network.state_dict()))
+    if found > most:
+        raise InputError(
+            f"{path} does not fit model {name!r}: it holds {most:,} numbers, and the model has "
+            f"{found:,} for images of shape {tuple(shape)} and {classes} classes: give its own"
+        )
+
+
 def given(
     name: str,
     shape: Shape,
@@ -160,6 +179,7 @@ def given(
         normalize: mean and deviation of each channel, for a model that expects images so.
     """
     _, base, _ = _parts(name)
+    state: State = {}
     with global_stream(0, torch.device("cpu")):
         if source.is_alias(base):
             model: Any = source.from_alias(base, classes, pretrained=weights is None)
@@ -168,13 +188,15 @@ def given(
         elif weights is None:
             raise InputError(f"model {name!r} has no weights of its own: give --weights FILE")
         else:
+            state = source.read_weights(weights)
+            check_size(name, shape, classes, state, weights)
             model = build(name, shape, classes)
     if not isinstance(model, nn.Module):
         if weights is not None or normalize is not None:
             raise InputError(f"{name} is a function of images: load and normalise inside it")
         return model  # type: ignore[no-any-return]
     if weights is not None:
-        state = source.read_weights(weights)
+        state = state or source.read_weights(weights)
         if "0.mean" in state and "0.mean" not in model.state_dict():  # of a run: it normalises
             model = nn.Sequential(_no_normalization(shape[0]), model)
         source.fill(model, state, f"{weights} does not fit {name}")

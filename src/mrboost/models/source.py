@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -186,9 +185,9 @@ def read_weights(path: str | Path) -> State:
     else:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-        except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # of a damaged file, nearly anything
             raise InputError(
                 f"{path} holds no weights alone, and unpickling more could run code: save "
                 "model.state_dict(), best by safetensors.torch.save_file"
@@ -196,11 +195,18 @@ def read_weights(path: str | Path) -> State:
     for key in _HOLDERS:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
-    tensors = isinstance(found, dict) and all(isinstance(one, Tensor) for one in found.values())
-    if not tensors or not found:
+    entries = found.items() if isinstance(found, dict) else ()
+    if not entries or not all(_is_weight(name, value) for name, value in entries):
         raise InputError(f"{path} holds no state dict: save model.state_dict()")
     prefix = "module." if all(key.startswith("module.") for key in found) else ""
     return {key.removeprefix(prefix): value for key, value in found.items()}
+
+
+def _is_weight(name: object, value: object) -> bool:
+    """Whether an entry is a tensor of values under a name."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    return value.layout == torch.strided and not (value.is_meta or value.is_quantized)
 
 
 def fill(network: nn.Module, state: State, what: str, *, new_head: bool = False) -> list[str]:

@@ -23,7 +23,7 @@ from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
 from mrboost.evaluation.result import Evaluation, UnfinishedError
-from mrboost.files import digest
+from mrboost.files import digest, require_inside
 from mrboost.threat import ball
 
 from .folder import Run
@@ -63,8 +63,10 @@ def load_data(
 ) -> Dataset:
     """The data that a run was trained on, or ``dataset``, if it has the same training images."""
     if dataset is None:
-        place = data_dir or run.config.get("data_dir")
-        dataset = datasets.load(_name_of_data(run, data_dir), place, verify=verify)
+        kept = None if data_dir else run.config.get("data_dir")
+        # A stranger's run may name any folder: nothing is fetched into it
+        how: dict[str, Any] = {"download": kept is None, "verify": verify}
+        dataset = datasets.load(_name_of_data(run, data_dir), data_dir or kept, **how)
     if dataset.fingerprint() != run.config["input"]["fingerprint"]:
         raise InputError(
             f"the training images of {dataset.name} are not those that the run in "
@@ -239,6 +241,7 @@ def _own_options(
     if options.keep is None or not os.access(run.folder, os.W_OK):
         return replace(options, keep=None, resume=False, progress=progress, check=check)
     keep = options.keep / (f"{part}-{rank}-{world}" if world > 1 else part)
+    require_inside(keep, run.folder)
     return replace(options, keep=keep, progress=progress, check=check)
 
 

@@ -38,6 +38,8 @@ from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.resume import model_key
 from mrboost.files import State
+from mrboost.models.registry import check_size
+from mrboost.models.source import Shape
 from mrboost.progress import note
 from mrboost.seeds import global_stream
 
@@ -120,6 +122,7 @@ class Run:
                 f"({'; '.join(changed)}): resume it with the same options, or choose another --out"
             )
         self._check_unedited()
+        self.chosen()  # refuses rounds of which nothing is known before more are trained
         if more_rounds:
             self.config["rounds"] = description["rounds"]
             files.write_json(self.folder / "config.json", self.config)
@@ -172,7 +175,8 @@ class Run:
 
     def log(self, row: Mapping[str, Any]) -> None:
         if self.writes:
-            with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            path = self.folder / "metrics.jsonl"
+            with files.naming(path), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -181,10 +185,13 @@ class Run:
         """One row for each epoch."""
         path = self.folder / "metrics.jsonl"
         rows: list[dict[str, Any]] = []
-        for line in path.read_bytes().splitlines() if path.is_file() else ():
+        lines = files.read_bytes(path).splitlines() if path.exists() else []
+        for number, line in enumerate(lines, start=1):
             try:
                 row = files.parse_json(line, path)
             except InputError:
+                if number < len(lines):
+                    raise
                 break  # the line that a crash cut short is the last one
             schema.check(row, schema.METRICS, path)
             rows.append(row)
@@ -196,6 +203,19 @@ class Run:
             rows = [r for r in self.metrics() if (r["round"], r["epoch"]) <= (round_, epoch)]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             files.replace_file(self.folder / "metrics.jsonl", text.encode())
+
+    def chosen(self) -> list[dict[str, Any]]:
+        """The number and the rows of the best and the last epoch of each finished round."""
+        rows = {(row["round"], row["epoch"]): row for row in self.metrics()}
+        found = []
+        for round_ in range(1, self.rounds_done() + 1):
+            epochs = self.epochs(round_)
+            if missing := [epoch for epoch in epochs.values() if (round_, epoch) not in rows]:
+                problem = f"metrics.jsonl has no line of round {round_}, epoch {min(missing)}"
+                raise InputError(f"{self.folder}: {problem}: restore it from a copy")
+            of_round = {which: rows[round_, epoch] for which, epoch in epochs.items()}
+            found.append({"round": round_, **of_round})
+        return found
 
     # Members
 
@@ -278,11 +298,15 @@ class Run:
             return True
         return evaluation.get("of") == self.fingerprint(which, members)
 
+    @property
+    def _outline(self) -> tuple[Shape, int]:
+        """The shape of the images and the number of classes."""
+        return tuple(self.config["input"]["shape"]), self.config["input"]["classes"]
+
     def new_model(self) -> nn.Module:
         """A fresh model of the run's architecture."""
-        shape, classes = self.config["input"]["shape"], self.config["input"]["classes"]
         with global_stream(0, torch.device("cpu")):  # its random weights are about to be replaced
-            return models.build(self.config["model"], tuple(shape), classes)
+            return models.build(self.config["model"], *self._outline)
 
     def _load(self, path: Path) -> nn.Module:
         if not path.exists():
@@ -290,8 +314,9 @@ class Run:
                 f"{str(self.folder)!r} has no finished round {int(path.name.partition('.')[0])} "
                 f"(members/{path.name} is missing): mrboost train --resume --out {self.folder}"
             )
-        model = self.new_model()
         tensors, facts = files.read_tensors(path)
+        check_size(self.config["model"], *self._outline, tensors, path)
+        model = self.new_model()
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -356,8 +381,7 @@ class GivenModel(Run):
 
     @cached_property
     def _model(self) -> Any:
-        shape, classes = self.config["input"]["shape"], self.config["input"]["classes"]
-        return models.given(self.config["model"], tuple(shape), classes, **self.config["given"])
+        return models.given(self.config["model"], *self._outline, **self.config["given"])
 
     def classifier(self, which: str = "given", rounds: int | None = None) -> Any:  # noqa: ARG002
         return self._model
@@ -426,6 +450,7 @@ def _is_new(folder: Path) -> bool:
 def _make_folders(folder: Path) -> None:
     """Make what is missing of a run's folders; a copy need not have brought what is empty."""
     for part in ("members", "checkpoint"):
+        files.require_inside(folder / part, folder)
         (folder / part).mkdir(parents=True, exist_ok=True)
 
 

@@ -8,6 +8,7 @@ that says whether a value will do, or a list of one schema that each item of a l
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,12 @@ Rule = Callable[[Any], bool] | list[Mapping[str, Any]]
 Schema = Mapping[str, Rule]
 
 
+# What no terminal and no page should get: control characters but line breaks, halves of characters
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 10_000
+    return isinstance(value, str) and len(value) <= 10_000 and not _ODD.search(value)
 
 
 def _truth(value: Any) -> bool:

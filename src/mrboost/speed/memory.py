@@ -1,8 +1,16 @@
-"""What happens when a batch does not fit in memory: half as many are tried next."""
+"""When memory runs out: how that is told from other errors, and half as many tried next."""
 
 from __future__ import annotations
 
 import torch
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was not to be had: that of a device, or the computer's own."""
+    # Of its own memory torch says so in the message alone
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "DefaultCPUAllocator" in str(error)
+    )
 
 
 def halved(size: int, error: torch.OutOfMemoryError, *, fixed: bool = False) -> int:
