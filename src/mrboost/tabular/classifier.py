@@ -312,21 +312,18 @@ class MRBoostClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _warn_of_scales(self, eps: float) -> None:
         """Warn if one ``eps`` for all columns can hardly be meant."""
-        varied = np.flatnonzero(self.ranges_ > 0)
-        if not len(varied):
-            return
-        narrow = varied[self.ranges_[varied].argmin()]
-        wide = self.ranges_.argmax()
-        if self.ranges_[wide] <= MAX_RATIO * self.ranges_[narrow]:
+        ranges = self.ranges_
+        varied = np.flatnonzero(ranges)
+        if not len(varied) or ranges.max() <= MAX_RATIO * ranges[varied].min():
             return
         names = self._column_names()
-        warnings.warn(
+        wide, narrow = ranges.argmax(), varied[ranges[varied].argmin()]
+        message = (
             f"eps={eps:g} holds for every column, but {names[wide]} ranges over "
-            f"{self.ranges_[wide]:.4g} and {names[narrow]} over {self.ranges_[narrow]:.4g}: "
-            "use eps=column_eps(X, 0.05), or give one per column",
-            RobustnessWarning,
-            stacklevel=4,
+            f"{ranges[wide]:.4g} and {names[narrow]} over {ranges[narrow]:.4g}: "
+            "use eps=column_eps(X, 0.05), or give one per column"
         )
+        warnings.warn(message, RobustnessWarning, stacklevel=4)
 
     def _column_names(self) -> list[str]:
         unnamed = [f"column {j}" for j in range(self.n_features_in_)]
