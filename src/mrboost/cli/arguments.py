@@ -161,6 +161,8 @@ def _evaluate(p: _Parser) -> None:
     check = "do not look for reasons to doubt the figures"
     _add(how, "--no-check", check, dest="check", action="store_false")
     _add(how, "--examples FILE", "keep the adversarial images: .safetensors or .npz", Path)
+    limit = "stop after so long, 90s, 2m or 1h: the figure is then that of a random sample"
+    _add(how, "--time-budget T", limit, _seconds)
     _add(how, "--resume", "go on with an evaluation that was interrupted")
     _add(how, "--batch-size N", "images at a time (default: chosen to fit)", int)
     _common(p)
@@ -275,6 +277,14 @@ def _part(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
     return int(match[1]), int(match[2])
+
+
+def _seconds(text: str) -> float:
+    """``90s``, ``2m`` or ``1h``, in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 2m or 1h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _fractions(text: str) -> list[float]:

@@ -19,7 +19,8 @@ from mrboost import models, recipes
 from mrboost.data import Dataset
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
-from mrboost.evaluation import EvaluationOptions, UnfinishedError
+from mrboost.evaluation import EvaluationOptions
+from mrboost.evaluation.budget import TimeBudget
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias
 from mrboost.options import OPTIONS, TrainingOptions
@@ -27,7 +28,7 @@ from mrboost.progress import note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
-from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
+from mrboost.runs.evaluate_run import Request, clear, evaluate_radii, place_of, reweight_run
 from mrboost.runs.folder import GivenModel
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
@@ -134,7 +135,15 @@ def _evaluate(options: Namespace) -> None:
     names = [name.strip() for name in options.attack.split(",")]
     place = _place(options, run, names, classifiers)
     where = _where(options)
-    progress = where.pop("progress")
+    how = EvaluationOptions(
+        batch_size=options.batch_size,
+        progress=where.pop("progress"),
+        check=options.check,
+        keep=None if options.time_budget else place,
+        resume=options.resume,
+        examples=options.examples,
+        time_budget=TimeBudget(options.time_budget) if options.time_budget else None,
+    )
     shown = is_first_process() and not options.json
     document: dict[str, Any] = {"run": str(run.folder), "evaluations": []}
     problems: list[str] = []
@@ -144,22 +153,12 @@ def _evaluate(options: Namespace) -> None:
         if run.rounds_done() > 1:
             described += f", {rounds} of {run.rounds_done()} members"
         found: list[dict[str, Any]] = []
-        for number, eps in enumerate(options.eps):
-            request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
-            how = EvaluationOptions(
-                batch_size=options.batch_size,
-                progress=progress,
-                check=options.check,
-                keep=place / str(number),
-                resume=options.resume,
-                examples=options.examples,
-            )
-            try:
-                result = evaluate_run(run, names, request, how, dataset=dataset, **where)
-            except UnfinishedError as error:
-                result = error.evaluation
+        request = Request(which, rounds, options.n, None, options.norm, options.adaptive)
+        results = evaluate_radii(run, names, options.eps, request, how, dataset=dataset, **where)
+        for eps, (result, problem) in zip(options.eps, results, strict=True):
+            if problem:
                 radius = run.config["eps"] if eps is None else eps
-                problems.append(f"{described}, eps = {radius:g}: {error}")
+                problems.append(f"{described}, eps = {radius:g}: {problem}")
             found.append(classifier | result.to_dict())
             if shown:
                 print(f"{options.target}, {described}: {result}")

@@ -23,7 +23,7 @@ from mrboost.progress import Meter
 
 from .chunk import work_of
 from .doubts import Doubt, probe
-from .inputs import Chunk, Images, count
+from .inputs import Chunk
 
 
 class Observer:
@@ -53,19 +53,17 @@ class ProgressReport(Observer):
     Args:
         meter: what shows them.
         attacks: all that will run.
-        x: the images, which may tell how many they are.
+        images: how many there are, if that is known.
     """
 
-    def __init__(self, meter: Meter, attacks: Collection[Attack], x: Images) -> None:
+    def __init__(self, meter: Meter, attacks: Collection[Attack], images: int | None) -> None:
         self._meter = meter
         self._attacks = attacks
-        self._x = x
-        self._images: int | None = None
+        self._images = images
         self._correct: dict[str, list[Tensor]] = {}
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
-            self._images = count(self._x)
             each = sum(work_of(attack, chunk.classes) for attack in (None, *self._attacks))
             self._meter.begin(None if self._images is None else self._images * each)
 
@@ -73,7 +71,7 @@ class ProgressReport(Observer):
         if chunk.number == 0 and label == "clean":  # clean images say nothing of the pace
             self._meter.skip(0)
         self._correct.setdefault(label, []).append(found["correct"].double())
-        if chunk.first + len(chunk.x) == self._images:
+        if sum(map(len, self._correct[label])) == self._images:
             self._say_done(label)
 
     def on_failure(self, label: str, error: InputError) -> None:  # noqa: ARG002
