@@ -1,5 +1,5 @@
-"""What each command of the command line does: ``mrboost train | evaluate | join | reweight |
-report | study | recipes | data``."""
+"""What each command of the command line does: ``mrboost train | evaluate | compare | join |
+reweight | report | study | recipes | data``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,23 @@ from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
-from mrboost.runs.compare import curve, curve_table, text_table
-from mrboost.runs.evaluate_run import Request, clear, evaluate_radii, place_of, reweight_run
+from mrboost.runs.card import Card, make_card, write_card
+from mrboost.runs.compare import SideBySide, curve, curve_table, opened, text_table
+from mrboost.runs.evaluate_run import (
+    Evaluated,
+    Request,
+    clear,
+    evaluate_radii,
+    place_of,
+    reweight_run,
+)
 from mrboost.runs.folder import GivenModel
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
+from mrboost.runs.verify import verify
 from mrboost.training.boost import boost
 
+from .arguments import DEFAULT_ATTACKS
 from .listings import show_data, show_recipes, source_of
 
 Classifiers = list[tuple[str, int]]
@@ -130,9 +140,13 @@ def _rounds(run: Run) -> list[dict[str, Any]]:
 
 
 def _evaluate(options: Namespace) -> None:
+    if options.verify_card is not None:
+        _verify(options)
+        return
     run, dataset = _target(options)
     classifiers = _classifiers(options, run)
-    names = [name.strip() for name in options.attack.split(",")]
+    usual = "autoattack" if options.time_budget else DEFAULT_ATTACKS
+    names = [name.strip() for name in (options.attack or usual).split(",")]
     place = _place(options, run, names, classifiers)
     where = _where(options)
     how = EvaluationOptions(
@@ -155,13 +169,15 @@ def _evaluate(options: Namespace) -> None:
         found: list[dict[str, Any]] = []
         request = Request(which, rounds, options.n, None, options.norm, options.adaptive)
         results = evaluate_radii(run, names, options.eps, request, how, dataset=dataset, **where)
-        for eps, (result, problem) in zip(options.eps, results, strict=True):
-            if problem:
+        for eps, one in zip(options.eps, results, strict=True):
+            if one.problem:
                 radius = run.config["eps"] if eps is None else eps
-                problems.append(f"{described}, eps = {radius:g}: {problem}")
-            found.append(classifier | result.to_dict())
+                problems.append(f"{described}, eps = {radius:g}: {one.problem}")
+            found.append(classifier | one.evaluation.to_dict())
             if shown:
-                print(f"{options.target}, {described}: {result}")
+                print(f"{options.target}, {described}: {one.evaluation}")
+            if options.card and not one.problem and is_first_process():
+                document["card"] = _write_card(one, options)
         document["evaluations"] += found
         if len(options.eps) > 1:
             points = curve(found)
@@ -180,6 +196,40 @@ def _evaluate(options: Namespace) -> None:
     clear(place)
     if shown and isinstance(run, GivenModel):
         print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
+
+
+def _write_card(found: Evaluated, options: Namespace) -> list[str]:
+    command = shlex.join(["mrboost", *options.arguments])
+    paths = [str(path) for path in write_card(make_card(found, command), options.card)]
+    if not options.json:
+        print(f"card: {' and '.join(paths)}; what only the authors know is empty in it")
+    return paths
+
+
+def _verify(options: Namespace) -> None:
+    """Measure some images of a card again; an error where it does not hold."""
+    of_card = "attack norm adaptive rounds staged card examples resume time_budget"
+    given = [name for name in of_card.split() if getattr(options, name)]
+    if given or options.eps != [None]:
+        name = (given or ["eps"])[0].replace("_", "-")
+        raise InputError(f"--{name} comes from the card with --verify: leave it out")
+    card = Card.read(options.verify_card)
+    ball = card.config["evaluation"]
+    options.eps, options.norm = [ball["eps"]], ball["norm"]
+    run, dataset = _target(options)
+    where = _where(options)
+    how = EvaluationOptions(
+        batch_size=options.batch_size, progress=where.pop("progress"), check=False
+    )
+    found = verify(card, run, options.n, options.seed, how, dataset=dataset, **where)
+    _show(options, {"card": str(options.verify_card)} | found.to_dict(), str(found))
+    if problems := found.problems:
+        raise InputError(f"{options.verify_card} does not hold: {'; '.join(problems)}")
+
+
+def _compare(options: Namespace) -> None:
+    table = SideBySide.of(opened(options.targets))
+    _show(options, table.to_dict(), text_table(options.targets))
 
 
 def _target(options: Namespace) -> tuple[Run, Dataset | None]:
@@ -251,8 +301,11 @@ def _classifiers(options: Namespace, run: Run) -> Classifiers:
     stages = [last if options.rounds is None else options.rounds]
     if options.staged:
         stages = list(range(1, last + 1))
-    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError("--examples are those of one classifier: give one of --weights and --eps")
+    if len(kinds) * len(stages) * len(options.eps) > 1:
+        for name in ("examples", "card", "time_budget"):
+            if getattr(options, name):
+                problem = f"--{name.replace('_', '-')} is for one classifier in one ball"
+                raise InputError(f"{problem}: give one of --weights and --eps")
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))
@@ -341,6 +394,7 @@ def _import(module: str) -> None:
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
+    "compare": _compare,
     "join": _join,
     "reweight": _reweight,
     "report": _report,

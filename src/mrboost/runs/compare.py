@@ -4,21 +4,34 @@ are more than chance."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from mrboost.evaluation.result import format_eps, same_images, worst_of
-from mrboost.evaluation.statistics import signed_difference, worst_case
+from mrboost.evaluation.statistics import (
+    Interval,
+    compare_points,
+    signed,
+    unpaired_interval,
+    worst_case,
+)
 
+from .card import Card
 from .folder import Run
 
 WORST = "worst case"
 DIFFERENCES = (
     "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
     "likely so uneven a split is by chance."
+)
+
+
+UNPAIRED = (
+    "Differences on other images, or where single images are not known, in points. In brackets the "
+    "95 % interval (Newcombe's): more than chance where it leaves out 0."
 )
 
 
@@ -95,25 +108,122 @@ class SideBySide:
     def differences(self) -> list[list[str]]:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
-        whole = {label: 0 for label, _, _ in self.rows}
-        for label, evaluation, _ in self.rows:
-            whole[label] = max(whole[label], evaluation["members"])
-        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
+        return self._lines(paired=True)
+
+    def unpaired(self) -> list[list[str]]:
+        """The same of two on other images, or whose single images are not known."""
+        return self._lines(paired=False)
+
+    def _lines(self, *, paired: bool) -> list[list[str]]:
         lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for i, j in combinations(rows, 2):
-            (first, one, theirs), (second, other, ours) = self.rows[i], self.rows[j]
-            like = self.facts(i)[2:] == self.facts(j)[2:] and same_images(one, other)
-            if first == second or not like:
-                continue
-            cells = lines.setdefault((f"{second} − {first}", *self.facts(i)[2:]), {})
-            for attack in self.attacks:
-                mine, yours = (found.get(attack, {}) for found in (ours, theirs))
-                if mine.get("correct") and yours.get("correct") and _is_like(mine, yours):
-                    cells[attack] = signed_difference(mine["correct"], yours["correct"])
+        for one in self.pairs():
+            if (one.p_value is not None) == paired:
+                who = f"{one.second} − {one.first}"
+                lines.setdefault((who, *one.facts), {})[one.attack] = str(one)
         return [
             [*facts, *(cells.get(attack, "–") for attack in self.attacks)]
             for facts, cells in lines.items()
         ]
+
+    def pairs(self) -> Iterator[Difference]:
+        """Each attack on each two runs with all their members, in one ball."""
+        whole = {label: 0 for label, _, _ in self.rows}
+        for label, evaluation, _ in self.rows:
+            whole[label] = max(whole[label], evaluation["members"])
+        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
+        couples = [(i, j) for i, j in combinations(rows, 2) if self._in_one_ball(i, j)]
+        paired = {self._key(i, j) for i, j in couples if self._on_same_images(i, j)}
+        for i, j in couples:
+            (first, _, theirs), (second, _, ours) = self.rows[i], self.rows[j]
+            same = self._on_same_images(i, j)
+            if not same and self._key(i, j) in paired:  # the same images say more
+                continue
+            facts = tuple(
+                mine if mine == yours else f"{mine}, {yours}"
+                for mine, yours in zip(self.facts(i)[2:], self.facts(j)[2:], strict=True)
+            )
+            for attack in self.attacks:
+                mine, yours = ours.get(attack), theirs.get(attack)
+                if mine and yours and _is_like(mine, yours):
+                    yield Difference.of((first, second, attack, facts), yours, mine, same=same)
+
+    def _in_one_ball(self, i: int, j: int) -> bool:
+        (first, one, _), (second, other, _) = self.rows[i], self.rows[j]
+        kinds = {one["weights"], other["weights"]} - {"given"}
+        same_ball = all(one[key] == other[key] is not None for key in ("eps", "norm"))
+        return first != second and same_ball and len(kinds) < 2
+
+    def _on_same_images(self, i: int, j: int) -> bool:
+        (_, one, _), (_, other, _) = self.rows[i], self.rows[j]
+        return one["n"] == other["n"] and same_images(one, other)
+
+    def _key(self, i: int, j: int) -> tuple[Any, ...]:
+        (first, one, _), (second, _, _) = self.rows[i], self.rows[j]
+        return first, second, one["eps"], one["norm"]
+
+    def __str__(self) -> str:
+        lines = [self.head()]
+        for i, (_, _, found) in enumerate(self.rows):
+            marks = {name: "*" if self.is_best(i, name) else "" for name in found}
+            cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
+            lines.append(self.facts(i) + [cells.get(name, "–") for name in self.attacks])
+        return "\n".join([_aligned(lines), "in per cent, in brackets the 95 % interval"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures and their differences as plain values."""
+        kept = ("weights", "members", "norm", "eps", "n")
+        evaluations = [
+            {"run": label}
+            | {key: evaluation[key] for key in kept}
+            | {"attacks": {name: _figures(one) for name, one in found.items()}}
+            for label, evaluation, found in self.rows
+        ]
+        differences = [asdict(one) for one in self.pairs()]
+        return {"evaluations": evaluations, "differences": differences}
+
+
+def _figures(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: outcome[key] for key in ("accuracy", "interval")}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The accuracy of the second minus that of the first under an attack.
+
+    On the same images with the sign test's p, else with a 95 % interval. ``facts`` are weights,
+    ball and images.
+    """
+
+    first: str
+    second: str
+    attack: str
+    facts: tuple[str, ...]
+    gain: float
+    p_value: float | None = None
+    interval: Interval | None = None
+
+    @classmethod
+    def of(
+        cls,
+        who: tuple[str, str, str, tuple[str, ...]],
+        theirs: Mapping[str, Any],
+        ours: Mapping[str, Any],
+        *,
+        same: bool,
+    ) -> Difference:
+        """Of two outcomes, on the ``same`` images or not."""
+        if same and theirs.get("correct") and ours.get("correct"):
+            gain = ours["accuracy"] - theirs["accuracy"]
+            return cls(*who, gain, compare_points(ours["correct"], theirs["correct"]).p_value)
+        one, other = ((found["accuracy"], found["interval"]) for found in (ours, theirs))
+        gain, interval = unpaired_interval(one, other)
+        return cls(*who, gain, interval=interval)
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return signed(self.gain, self.p_value or 0.0)
+        low, high = self.interval
+        return f"{100 * self.gain:+.2f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
@@ -159,26 +269,27 @@ def _cell(figure: Mapping[str, Any], to: str = "–", mark: str = "") -> str:
     return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
 
 
-def text_table(run_dirs: Sequence[str | Path]) -> str:
-    """The evaluations of these runs side by side; * marks the best of a column."""
-    runs = [Run.open(folder) for folder in run_dirs]
+def text_table(sources: Sequence[str | Path]) -> str:
+    """The evaluations of runs and cards side by side; * marks the best of a column."""
+    runs = opened(sources)
     table = SideBySide.of(runs)
-    lines = [table.head()]
-    for i, (_, _, found) in enumerate(table.rows):
-        marks = {name: "*" if table.is_best(i, name) else "" for name in found}
-        cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
-        lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
-    parts = [_aligned(lines), "in per cent, in brackets the 95 % interval"] if table.rows else []
+    parts = [str(table)] if table.rows else []
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
         for run in table.without(runs)
     ]
     parts += table.failures()
-    if any("*" in cell for line in lines for cell in line):
+    if any(table.is_best(i, name) for i, (_, _, found) in enumerate(table.rows) for name in found):
         parts.append("* the best of those on the same images in the same ball")
-    if differences := table.differences():
-        parts += [f"\n{DIFFERENCES}", _aligned([["", *table.head()[2:]], *differences])]
+    for title, lines in ((DIFFERENCES, table.differences()), (UNPAIRED, table.unpaired())):
+        if lines:
+            parts += [f"\n{title}", _aligned([["", *table.head()[2:]], *lines])]
     return "\n".join(parts)
+
+
+def opened(sources: Sequence[str | Path]) -> list[Run]:
+    """Runs by their folders, cards by their files."""
+    return [Card.read(one) if Path(one).is_file() else Run.open(one) for one in sources]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

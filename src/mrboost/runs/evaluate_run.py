@@ -229,6 +229,25 @@ class Subject:
         }
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What attacks found of a classifier.
+
+    Attributes:
+        subject: the classifier and its images.
+        attacks: by label, without ``clean``.
+        evaluation: the figures.
+        checked: whether doubts were looked for.
+        problem: one message for all that failed.
+    """
+
+    subject: Subject
+    attacks: Mapping[str, Attack]
+    evaluation: Evaluation
+    checked: bool = True
+    problem: str = ""
+
+
 def evaluate_run(
     run: Run | str | Path,
     attack: Sequence[str] | Fitting,
@@ -252,10 +271,10 @@ def evaluate_run(
     Example:
         >>> evaluate_run("runs/a", ["autoattack"], Request(n=300))  # doctest: +SKIP
     """
-    ((found, problem),) = evaluate_radii(run, attack, [request.eps], request, options, **where)
-    if problem:
-        raise UnfinishedError(problem, found)
-    return found
+    (found,) = evaluate_radii(run, attack, [request.eps], request, options, **where)
+    if found.problem:
+        raise UnfinishedError(found.problem, found.evaluation)
+    return found.evaluation
 
 
 def evaluate_radii(
@@ -265,7 +284,7 @@ def evaluate_radii(
     request: Request = Request(),  # noqa: B008 — a frozen value
     options: EvaluationOptions = EvaluationOptions(),  # noqa: B008
     **where: Unpack[Where],
-) -> Iterator[tuple[Evaluation, str]]:
+) -> Iterator[Evaluated]:
     """``evaluate_run`` within one ball after the other, the smallest first.
 
     Data and classifier are loaded once, clean images are classified once, and what an attack broke
@@ -277,7 +296,7 @@ def evaluate_radii(
         radii: instead of the request's; None is that of the training.
 
     Yields:
-        The evaluation within each ball, and what failed in it.
+        The evaluation within each ball.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     balls = sorted(_ball(run, eps, request.norm) for eps in radii)
@@ -305,7 +324,7 @@ def evaluate_radii(
         if rank == 0 and found.outcomes:
             facts = subject.facts(found) | {"checked": options.check}
             found = save_evaluation(run, facts, found)
-        yield found, measured.problem
+        yield Evaluated(subject, attacks, found, options.check, measured.problem)
 
 
 def _step_size(run: Run, eps: float) -> float | None:
