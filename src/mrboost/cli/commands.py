@@ -278,7 +278,8 @@ def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifi
     ball = (radii, options.norm or run.config["norm"])
     processes = os.environ.get("WORLD_SIZE")
     place = place_of(run, classifiers, names, options.adaptive, options.n, ball, processes)
-    if options.resume and not options.quiet and is_first_process():
+    told = options.quiet or options.time_budget or not is_first_process()
+    if options.resume and not told:
         saved = "nothing is saved of this evaluation, it starts anew"
         if any(place.rglob("*.safetensors")):
             saved = f"goes on with what is saved in {place}"

@@ -58,10 +58,10 @@ class EvaluationOptions:
             )
         if self.keep is not None and self.keep.exists() and not self.keep.is_dir():
             raise InputError(f"keep={str(self.keep)!r} is a file: name a folder")
-        if self.resume and self.keep is None:
-            raise InputError("resume=True goes on with nothing: name the folder with keep=")
         if self.resume and self.time_budget is not None:
             raise InputError("an evaluation with a time budget starts anew: leave out resume")
+        if self.resume and self.keep is None:
+            raise InputError("resume=True goes on with nothing: name the folder with keep=")
 
 
 def evaluate(
