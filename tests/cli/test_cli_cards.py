@@ -107,6 +107,7 @@ def ample_points(run: Path) -> list[int]:
     [
         ("--card x --eps 0.1,0.2", "--card is for one classifier in one ball"),
         ("--card x --weights best,last", "give one of --weights and --eps"),
+        ("--card RUN/config.json/x", "cannot write a card to"),
         ("--time-budget 2m --eps 0.1,0.2", "--time-budget is for one classifier in one ball"),
         ("--time-budget 2", "'2' is not a time such as 90s, 2m or 1h"),
         ("--time-budget 0s", "'0s' is not a time"),
@@ -118,5 +119,5 @@ def ample_points(run: Path) -> list[int]:
 )
 def test_mistakes(arguments: str, message: str, run: Path, capsys) -> None:
     before = snapshot(run)
-    assert message in error_of(capsys, "evaluate", run, *arguments.split())
+    assert message in error_of(capsys, "evaluate", run, *arguments.replace("RUN", str(run)).split())
     assert snapshot(run) == before

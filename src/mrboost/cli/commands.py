@@ -27,7 +27,7 @@ from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
-from mrboost.runs.card import Card, make_card, write_card
+from mrboost.runs.card import Card, check_place, make_card, write_card
 from mrboost.runs.compare import SideBySide, curve, curve_table, opened, text_table
 from mrboost.runs.evaluate_run import (
     Evaluated,
@@ -143,6 +143,8 @@ def _evaluate(options: Namespace) -> None:
     if options.verify_card is not None:
         _verify(options)
         return
+    if options.card:
+        check_place(options.card)
     run, dataset = _target(options)
     classifiers = _classifiers(options, run)
     usual = "autoattack" if options.time_budget else DEFAULT_ATTACKS

@@ -155,7 +155,7 @@ def measure(
         Meter(options.progress) as meter,
         ExitStack() as open_files,
     ):
-        expected = count(x) if options.time_budget is None else None
+        expected = x if options.time_budget is None else None
         doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
         observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), expected)]
         if options.check:

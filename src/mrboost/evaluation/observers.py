@@ -23,7 +23,7 @@ from mrboost.progress import Meter
 
 from .chunk import work_of
 from .doubts import Doubt, probe
-from .inputs import Chunk
+from .inputs import Chunk, Images, count
 
 
 class Observer:
@@ -53,17 +53,19 @@ class ProgressReport(Observer):
     Args:
         meter: what shows them.
         attacks: all that will run.
-        images: how many there are, if that is known.
+        x: the images, which may tell how many they are; None where that is decided on the way.
     """
 
-    def __init__(self, meter: Meter, attacks: Collection[Attack], images: int | None) -> None:
+    def __init__(self, meter: Meter, attacks: Collection[Attack], x: Images | None) -> None:
         self._meter = meter
         self._attacks = attacks
-        self._images = images
+        self._x = x
+        self._images: int | None = None
         self._correct: dict[str, list[Tensor]] = {}
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
+            self._images = None if self._x is None else count(self._x)
             each = sum(work_of(attack, chunk.classes) for attack in (None, *self._attacks))
             self._meter.begin(None if self._images is None else self._images * each)
 

@@ -13,6 +13,7 @@ run.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -240,6 +241,13 @@ class Card(Run):
 
     def _wrong(self, problem: str) -> InputError:
         return InputError(f"{self.folder}: {problem}: the card was changed, ask for the original")
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before anything is measured, a place where no card can be written."""
+    folder = next(part for part in path.absolute().parents if part.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InputError(f"cannot write a card to {str(path)!r}: choose another place")
 
 
 def write_card(card: dict[str, Any], path: str | Path) -> tuple[Path, Path]:

@@ -186,9 +186,8 @@ class Subject:
     fabric: Fabric
 
     @classmethod
-    def load(cls, run: Run, request: Request, **where: Unpack[Where]) -> Subject:
+    def load(cls, run: Run, request: Request, fabric: Fabric, **where: Unpack[Where]) -> Subject:
         """The classifier and the images that are asked for."""
-        fabric = make_fabric(where.get("device", "auto"), "32-true", together=True)
         model = load_model(run, request.which, fabric.device, request.rounds)
         place, verify = where.get("data_dir"), where.get("verify", True)
         whole = load_data(run, place, verify=verify, dataset=where.get("dataset")).test
@@ -305,23 +304,23 @@ def evaluate_radii(
             resolve_attacks(attack, eps, norm, _step_size(run, eps))
     with suppress(OSError):  # damaged results, to which nothing could be added, are refused now
         run.results.keys()
-    subject = Subject.load(run, request, **where)
-    _check_alone(subject.fabric, options, len(balls))
+    fabric = make_fabric(where.get("device", "auto"), "32-true", together=True)
+    _check_alone(fabric, options, len(balls))
+    subject = Subject.load(run, request, fabric, **where)
     smaller: Measurements | None = None
     for number, (eps, norm) in enumerate(balls):
         own = _own_options(options, subject, number)
         attacks = subject.attacks(attack, eps, norm)
         test = subject.images(subject.points)
-        rank, world = subject.fabric.global_rank, subject.fabric.world_size
-        part = test[rank::world]
+        part = test[fabric.global_rank :: fabric.world_size]
         measured = measure(
             subject.model, part, None, attacks, own, ball=(eps, norm), smaller=smaller
         )
         smaller = measured if eps > 0 else None
-        with lost_processes(subject.fabric, "start the same command again with --resume"):
-            measured = measured.of_all(subject.fabric, len(test))
+        with lost_processes(fabric, "start the same command again with --resume"):
+            measured = measured.of_all(fabric, len(test))
         found = measured.evaluation()
-        if rank == 0 and found.outcomes:
+        if fabric.global_rank == 0 and found.outcomes:
             facts = subject.facts(found) | {"checked": options.check}
             found = save_evaluation(run, facts, found)
         yield Evaluated(subject, attacks, found, options.check, measured.problem)

@@ -188,13 +188,18 @@ def _line(value: Any) -> bool:
     return _text(value) and value.isprintable()
 
 
+def _bits(value: Any) -> bool:
+    """How many there must be, ``check_card`` knows."""
+    return isinstance(value, str)
+
+
 _IMAGES = _whole(1, 10**7)
+_FIGURES: Schema = {"accuracy": _share, "interval": _all(_share, length=2)}
 _CARD_OUTCOME: Schema = {
+    **_FIGURES,
     "attack": _line,
-    "accuracy": _share,
-    "interval": _INTERVAL,
     "seed": _or_none(_whole(0, 2**64)),
-    "correct": _or_none(lambda value: isinstance(value, str)),
+    "correct": _or_none(_bits),
     "settings": _or_none(_object),
 }
 _CARD: Schema = {
@@ -206,16 +211,15 @@ _CARD: Schema = {
     "model.which": _one_of("best", "last", "given"),
     "model.members": _ROUND,
     **_each(_IMAGES, "data.test_images evaluation.n"),
-    "data.points": _or_none(lambda value: isinstance(value, str)),
+    "data.points": _or_none(_bits),
     "evaluation.norm": _or_none(_line),
-    "evaluation.eps": _or_none(_number),
+    "evaluation.eps": _or_none(lambda value: _number(value) and 0 <= value <= 10**6),
     "evaluation.left_out": _whole(0, 10**12),
     "evaluation.outcomes": [_CARD_OUTCOME],
     "evaluation.worst": _or_none(_object),
     "evaluation.checked": _truth,
     "evaluation.doubts": [{"check": _line, "message": _line}],
 }
-_WORST: Schema = {"accuracy": _share, "interval": _INTERVAL}
 
 
 def check_card(card: dict[str, Any], path: Path) -> None:
@@ -224,7 +228,7 @@ def check_card(card: dict[str, Any], path: Path) -> None:
     check(card, _CARD, path, kind)
     data, found = card["data"], card["evaluation"]
     if found["worst"] is not None:
-        check(found["worst"], _WORST, path, kind)
+        check(found["worst"], _FIGURES, path, kind)
     names = [one["attack"] for one in found["outcomes"]]
     if "clean" not in names or len(set(names)) < len(names):
         raise _damaged(path, "it has no clean accuracy, or two of one attack", kind)

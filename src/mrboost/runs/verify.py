@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mrboost.attacks import Attack
 from mrboost.attacks.adaptive import adaptive
+from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, Outcome, measure
 from mrboost.evaluation.resume import weights_key
@@ -88,9 +89,10 @@ def verify(
         options: how it is done.
         where: as for ``evaluate_run``.
     """
-    subject = Subject.load(run, _request(card, run), **where)
-    if subject.fabric.world_size > 1:
+    fabric = make_fabric(where.get("device", "auto"), "32-true", together=True)
+    if fabric.world_size > 1:
         raise InputError("a card is verified by one process: start this command without torchrun")
+    subject = Subject.load(run, _request(card, run), fabric, **where)
     seed = secrets.randbelow(2**31) if seed is None else seed
     identity = tuple(_identity(card, subject))
     if any(one.counts and not one.agrees for one in identity):
@@ -116,9 +118,11 @@ def _request(card: Card, run: Run) -> Request:
 
 def _identity(card: Card, subject: Subject) -> Iterator[Check]:
     """Whether weights and test images are those of the card, told by their hashes."""
+    data, whole = card.config["data"], subject.whole
+    said = f"{data['fingerprint']}, {data['test_images']} of them"
     pairs = {
         "weights": (card.config["model"]["weights"], weights_key(subject.model)),
-        "test images": (card.config["data"]["fingerprint"], subject.whole.fingerprint()),
+        "test images": (said, f"{whole.fingerprint()}, {len(whole)} of them"),
     }
     for what, (said, here) in pairs.items():
         detail = here if said == here else f"the card has {said[:40]}, here it is {here}"
