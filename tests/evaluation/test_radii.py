@@ -37,7 +37,7 @@ class Darker(Attack):
     eps: float
     norm: str = "Linf"
     works: bool = True
-    seen: list[int] = field(default_factory=list, compare=False)
+    seen: list[int] = field(default_factory=list, compare=False, repr=False)
 
     def __call__(self, model, x: Tensor, y: Tensor, *, generator=None) -> Tensor:
         self.seen.append(len(x))
@@ -66,6 +66,19 @@ def test_what_fell_stays_fallen_and_is_not_attacked_again() -> None:
     rest = measure(Brightness(), x, y, {"a": strong}, QUICK, ball=(0.3, "Linf"), smaller=both)
     assert rest.evaluation()["a"].correct == (False, False, False, True)
     assert strong.seen == [2]
+
+
+def test_what_is_saved_is_of_what_stood(tmp_path) -> None:
+    x, y = plain(0.4, 0.55, 0.65, 0.9)
+    first = measure(Brightness(), x, y, {"a": Darker(0.1)}, QUICK, ball=(0.1, "Linf"))
+    last = {"a": Darker(0.2, works=False)}
+    for smaller, expected in ((first, (False, False, True, True)), (None, (False, *[True] * 3))):
+        options = EvaluationOptions(check=False, keep=tmp_path, resume=True)
+        found = measure(Brightness(), x, y, last, options, ball=(0.2, "Linf"), smaller=smaller)
+        assert found.evaluation()["a"].correct == expected
+    assert last["a"].seen == [2, 4]
+    measure(Brightness(), x, y, last, options, ball=(0.2, "Linf"))
+    assert last["a"].seen == [2, 4], "it is saved"
 
 
 def test_where_nothing_stands_nothing_is_attacked() -> None:
