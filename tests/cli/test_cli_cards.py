@@ -114,6 +114,7 @@ def ample_points(run: Path) -> list[int]:
         ("--time-budget 2m --resume", "a time budget starts anew"),
         ("--verify x --attack fgsm", "--attack comes from the card"),
         ("--verify x --eps 0.1", "--eps comes from the card"),
+        ("--seed 1", "--seed draws the images of --verify CARD"),
         ("--verify none.json", "No such file"),
     ],
 )

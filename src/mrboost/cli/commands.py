@@ -143,6 +143,8 @@ def _evaluate(options: Namespace) -> None:
     if options.verify_card is not None:
         _verify(options)
         return
+    if options.seed is not None:
+        raise InputError("--seed draws the images of --verify CARD: leave it out, or name a card")
     if options.card:
         check_place(options.card)
     run, dataset = _target(options)
@@ -150,16 +152,8 @@ def _evaluate(options: Namespace) -> None:
     usual = "autoattack" if options.time_budget else DEFAULT_ATTACKS
     names = [name.strip() for name in (options.attack or usual).split(",")]
     place = _place(options, run, names, classifiers)
-    where = _where(options)
-    how = EvaluationOptions(
-        batch_size=options.batch_size,
-        progress=where.pop("progress"),
-        check=options.check,
-        keep=None if options.time_budget else place,
-        resume=options.resume,
-        examples=options.examples,
-        time_budget=TimeBudget(options.time_budget) if options.time_budget else None,
-    )
+    how, where = _how(options, place), _where(options)
+    del where["progress"]
     shown = is_first_process() and not options.json
     document: dict[str, Any] = {"run": str(run.folder), "evaluations": []}
     problems: list[str] = []
@@ -200,6 +194,20 @@ def _evaluate(options: Namespace) -> None:
         print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
 
 
+def _how(options: Namespace, place: Path | None) -> EvaluationOptions:
+    """How it is evaluated; what is finished is kept in ``place``."""
+    budget = TimeBudget(options.time_budget) if options.time_budget else None
+    return EvaluationOptions(
+        batch_size=options.batch_size,
+        progress=not options.quiet,
+        check=options.check,
+        keep=None if budget else place,
+        resume=options.resume,
+        examples=options.examples,
+        time_budget=budget,
+    )
+
+
 def _write_card(found: Evaluated, options: Namespace) -> list[str]:
     command = shlex.join(["mrboost", *options.arguments])
     paths = [str(path) for path in write_card(make_card(found, command), options.card)]
@@ -219,10 +227,8 @@ def _verify(options: Namespace) -> None:
     ball = card.config["evaluation"]
     options.eps, options.norm = [ball["eps"]], ball["norm"]
     run, dataset = _target(options)
-    where = _where(options)
-    how = EvaluationOptions(
-        batch_size=options.batch_size, progress=where.pop("progress"), check=False
-    )
+    how, where = _how(options, None), _where(options)
+    del where["progress"]
     found = verify(card, run, options.n, options.seed, how, dataset=dataset, **where)
     _show(options, {"card": str(options.verify_card)} | found.to_dict(), str(found))
     if problems := found.problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import scipy
@@ -74,7 +74,7 @@ def verify(
     run: Run,
     n: int | None = None,
     seed: int | None = None,
-    options: EvaluationOptions = EvaluationOptions(check=False),  # noqa: B008 — a frozen value
+    options: EvaluationOptions = EvaluationOptions(),  # noqa: B008 — a frozen value
     **where: Unpack[Where],
 ) -> Verification:
     """Measure some images of a card again, with its attacks; nothing is written.
@@ -86,7 +86,7 @@ def verify(
         run: whose classifier it is said to be.
         n: how many images, 100 if not given.
         seed: which ones; drawn anew if not given, so that nobody can know them beforehand.
-        options: how it is done.
+        options: how it is done; doubts are not looked for.
         where: as for ``evaluate_run``.
     """
     fabric = make_fabric(where.get("device", "auto"), "32-true", together=True)
@@ -147,7 +147,8 @@ def _figures(
             yield Check(f"{one['attack']} settings", False, detail, counts=False)
     images = subject.images(card.points)[taken]
     ball = (claims["eps"] or 0.0, claims["norm"] or "Linf")
-    measured = measure(subject.model, images, None, attacks, options, ball=ball)
+    how = replace(options, check=False)
+    measured = measure(subject.model, images, None, attacks, how, ball=ball)
     if measured.problem:
         raise InputError(measured.problem)
     evaluation = measured.evaluation()
