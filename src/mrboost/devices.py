@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -200,6 +201,13 @@ def exact_float32() -> Iterator[None]:
         yield
     finally:
         convolutions.fp32_precision = before
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or the kind of processor and its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {device.type}, {os.cpu_count()} cores"
 
 
 def device_of(model: object, otherwise: torch.device = torch.device("cpu")) -> torch.device:  # noqa: B008 — a constant

@@ -110,7 +110,7 @@ def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys, tmp_path: Pa
     assert "Reasons to doubt these figures" in page.read_text()
     assert "a &lt;b&gt;made-up&lt;/b&gt; doubt" in page.read_text()
     both = ["--weights", "best,last", "--examples", examples]
-    assert "those of one classifier" in error_of(capsys, "evaluate", run, *both)
+    assert "for one classifier" in error_of(capsys, "evaluate", run, *both)
 
 
 def test_several_radii_are_a_curve(run: Path, capsys, tmp_path: Path) -> None:

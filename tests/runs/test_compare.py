@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
+from mrboost.evaluation.statistics import unpaired_interval, wilson_interval
 from mrboost.runs import compare
 from mrboost.runs.compare import SideBySide
 
@@ -127,6 +128,48 @@ def test_one_seed_has_no_interval_and_other_options_are_another_method() -> None
         each.config |= {"seed": number, "lr": 0.1 * number}
         each.folder = Path(f"at-{number}")
     assert SideBySide.of([one, other]).over_seeds() == []
+
+
+def test_the_interval_of_a_difference_on_other_images() -> None:
+    """The examples (a) and (c) of Newcombe 1998, table II, method 10."""
+    for (one, n), (other, m), wanted in (
+        ((56, 70), (48, 80), (0.0524, 0.3339)),
+        ((9, 10), (3, 10), (0.1705, 0.8090)),
+    ):
+        first, second = ((k / of, wilson_interval(k, of)) for k, of in ((one, n), (other, m)))
+        gain, interval = unpaired_interval(first, second)
+        assert gain == pytest.approx(one / n - other / m)
+        assert interval == pytest.approx(wanted, abs=1e-4)
+
+
+def test_other_images_are_compared_by_intervals() -> None:
+    many = evaluation(n=20, fgsm="1" * 18 + "00") | {"images": "many"}
+    few = evaluation(fgsm="1111100000") | {"images": "few"}
+    other = evaluation(n=20, fgsm="1" * 20) | {"images": "others", "norm": "L2"}
+    for runs in ([run("one", few), run("two", many)], [run("one", few), run("two", many, other)]):
+        (difference,) = SideBySide.of(runs).pairs()
+        assert (difference.first, difference.second, difference.p_value) == ("one", "two", None)
+        figures = [(o["accuracy"], o["interval"]) for e in (many, few) for o in e["outcomes"]]
+        assert (difference.gain, difference.interval) == unpaired_interval(*figures)
+        assert difference.facts == ("best", "Linf 0.1", "10, 20")
+    (line,) = SideBySide.of(runs).unpaired()
+    assert line[:4] == ["two − one", "best", "Linf 0.1", "10, 20"]
+    assert SideBySide.of(runs).differences() == []
+
+
+def test_where_the_same_images_are_there_others_say_nothing() -> None:
+    same, more = evaluation(fgsm="1111100000"), evaluation(n=20, fgsm="1" * 20)
+    (difference,) = SideBySide.of([run("one", same), run("two", more, same)]).pairs()
+    assert (difference.p_value, difference.interval) == (1, None)
+
+
+def test_a_model_from_elsewhere_is_compared_with_any_weights() -> None:
+    given = evaluation(fgsm="1111100000") | {"weights": "given"}
+    last = evaluation(fgsm="1111100000") | {"weights": "last"}
+    best = evaluation(fgsm="1111111100")
+    (difference,) = SideBySide.of([run("one", best), run("two", given)]).pairs()
+    assert difference.facts == ("best, given", "Linf 0.1", "10")
+    assert not list(SideBySide.of([run("one", best), run("two", last)]).pairs())
 
 
 def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,8 @@ def _evaluate(p: _Parser) -> None:
     _add(of_model, "--normalize MEAN,STD", expects)
     _add(of_model, "--out DIR", "folder of its results (default: evaluations/DATA-MODEL)", Path)
     attacks = p.add_argument_group("attacks")
-    names = f"{ATTACKS}, any pgd-N (default: %(default)s)"
-    _add(attacks, "--attack NAME[,NAME…]", names, default=DEFAULT_ATTACKS)
+    default = f"{DEFAULT_ATTACKS}; with --time-budget autoattack"
+    _add(attacks, "--attack NAME[,NAME…]", f"{ATTACKS}, any pgd-N (default: {default})")
     _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members")
     radius = "radius (default: that of the training, or of the data); several give a curve"
     _add(attacks, "--eps X[,X…]", radius, _fractions, default=[None])
@@ -161,8 +161,16 @@ def _evaluate(p: _Parser) -> None:
     check = "do not look for reasons to doubt the figures"
     _add(how, "--no-check", check, dest="check", action="store_false")
     _add(how, "--examples FILE", "keep the adversarial images: .safetensors or .npz", Path)
+    limit = "stop after so long, 90s, 2m or 1h: the figure is then that of a random sample"
+    _add(how, "--time-budget T", limit, _seconds)
     _add(how, "--resume", "go on with an evaluation that was interrupted")
     _add(how, "--batch-size N", "images at a time (default: chosen to fit)", int)
+    card = p.add_argument_group("publishing")
+    form = "write RobustBench's form and all that the figure depends on: PATH.json and PATH.md"
+    _add(card, "--card PATH", form, Path)
+    again = "measure some images of a card again (--n of them, default: 100)"
+    _add(card, "--verify CARD", again, Path, dest="verify_card")
+    _add(card, "--seed N", "draw the same images for --verify again", int)
     _common(p)
     p.epilog = (
         "In the table, margin and least are the mean and the smallest difference between the true "
@@ -197,6 +205,13 @@ def _report(p: _Parser) -> None:
     _add(p, "--attack NAME", stronger, default="pgd-20")
     _add(p, "--plots DIR", "keep the plots as SVG files too", Path)
     _common(p)
+
+
+def _compare(p: _Parser) -> None:
+    """Evaluations of runs and cards side by side, and which of their differences are more than
+    chance."""
+    of = "folders that train or evaluate wrote, or cards (.json) that evaluate --card wrote"
+    p.add_argument("targets", nargs="+", metavar="RUN|CARD", help=of)
 
 
 def _study(p: _Parser) -> None:
@@ -266,7 +281,7 @@ def _data_folder(to: Any) -> None:
     _add(to, "--no-verify", other, dest="verify", action="store_false")
 
 
-_COMMANDS = (_train, _evaluate, _join, _reweight, _report, _study, _recipes, _data)
+_COMMANDS = (_train, _evaluate, _compare, _join, _reweight, _report, _study, _recipes, _data)
 """Each adds the arguments of the command of its name; its docstring is what ``--help`` says."""
 
 
@@ -276,6 +291,14 @@ def _part(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 2/4")
     return int(match[1]), int(match[2])
+
+
+def _seconds(text: str) -> float:
+    """``90s``, ``2m`` or ``1h``, in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 2m or 1h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _fractions(text: str) -> list[float]:

@@ -1,5 +1,5 @@
-"""What each command of the command line does: ``mrboost train | evaluate | join | reweight |
-report | study | recipes | data``."""
+"""What each command of the command line does: ``mrboost train | evaluate | compare | join |
+reweight | report | study | recipes | data``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,32 @@ from mrboost import models, recipes
 from mrboost.data import Dataset
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
-from mrboost.evaluation import EvaluationOptions, UnfinishedError
+from mrboost.evaluation import EvaluationOptions
+from mrboost.evaluation.budget import TimeBudget
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias
 from mrboost.options import OPTIONS, TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
-from mrboost.runs.compare import curve, curve_table, text_table
-from mrboost.runs.evaluate_run import Request, clear, evaluate_run, place_of, reweight_run
+from mrboost.runs.card import Card, check_place, make_card, write_card
+from mrboost.runs.compare import SideBySide, curve, curve_table, opened, text_table
+from mrboost.runs.evaluate_run import (
+    Evaluated,
+    Request,
+    clear,
+    evaluate_radii,
+    place_of,
+    reweight_run,
+)
 from mrboost.runs.folder import GivenModel
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
+from mrboost.runs.verify import verify
 from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
 
+from .arguments import DEFAULT_ATTACKS
 from .listings import show_data, show_recipes, source_of
 
 Classifiers = list[tuple[str, int]]
@@ -121,12 +132,20 @@ def _take_from_run(options: Namespace, given: dict[str, Any]) -> tuple[dict[str,
 
 
 def _evaluate(options: Namespace) -> None:
+    if options.verify_card is not None:
+        _verify(options)
+        return
+    if options.seed is not None:
+        raise InputError("--seed draws the images of --verify CARD: leave it out, or name a card")
+    if options.card:
+        check_place(options.card)
     run, dataset = _target(options)
     classifiers = _classifiers(options, run)
-    names = [name.strip() for name in options.attack.split(",")]
+    usual = "autoattack" if options.time_budget else DEFAULT_ATTACKS
+    names = [name.strip() for name in (options.attack or usual).split(",")]
     place = _place(options, run, names, classifiers)
-    where = _where(options)
-    progress = where.pop("progress")
+    how, where = _how(options, place), _where(options)
+    del where["progress"]
     shown = is_first_process() and not options.json
     document: dict[str, Any] = {"run": str(run.folder), "evaluations": []}
     problems: list[str] = []
@@ -136,25 +155,17 @@ def _evaluate(options: Namespace) -> None:
         if run.rounds_done() > 1:
             described += f", {rounds} of {run.rounds_done()} members"
         found: list[dict[str, Any]] = []
-        for number, eps in enumerate(options.eps):
-            request = Request(which, rounds, options.n, eps, options.norm, options.adaptive)
-            how = EvaluationOptions(
-                batch_size=options.batch_size,
-                progress=progress,
-                check=options.check,
-                keep=place / str(number),
-                resume=options.resume,
-                examples=options.examples,
-            )
-            try:
-                result = evaluate_run(run, names, request, how, dataset=dataset, **where)
-            except UnfinishedError as error:
-                result = error.evaluation
+        request = Request(which, rounds, options.n, None, options.norm, options.adaptive)
+        results = evaluate_radii(run, names, options.eps, request, how, dataset=dataset, **where)
+        for eps, one in zip(options.eps, results, strict=True):
+            if one.problem:
                 radius = run.config["eps"] if eps is None else eps
-                problems.append(f"{described}, eps = {radius:g}: {error}")
-            found.append(classifier | result.to_dict())
+                problems.append(f"{described}, eps = {radius:g}: {one.problem}")
+            found.append(classifier | one.evaluation.to_dict())
             if shown:
-                print(f"{options.target}, {described}: {result}")
+                print(f"{options.target}, {described}: {one.evaluation}")
+            if options.card and not one.problem and is_first_process():
+                document["card"] = _write_card(one, options)
         document["evaluations"] += found
         if len(options.eps) > 1:
             points = curve(found)
@@ -173,6 +184,52 @@ def _evaluate(options: Namespace) -> None:
     clear(place)
     if shown and isinstance(run, GivenModel):
         print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
+
+
+def _how(options: Namespace, place: Path | None) -> EvaluationOptions:
+    """How it is evaluated; what is finished is kept in ``place``."""
+    budget = TimeBudget(options.time_budget) if options.time_budget else None
+    return EvaluationOptions(
+        batch_size=options.batch_size,
+        progress=not options.quiet,
+        check=options.check,
+        keep=None if budget else place,
+        resume=options.resume,
+        examples=options.examples,
+        time_budget=budget,
+    )
+
+
+def _write_card(found: Evaluated, options: Namespace) -> list[str]:
+    command = shlex.join(["mrboost", *options.arguments])
+    paths = [str(path) for path in write_card(make_card(found, command), options.card)]
+    if not options.json:
+        print(f"card: {' and '.join(paths)}; what only the authors know is empty in it")
+    return paths
+
+
+def _verify(options: Namespace) -> None:
+    """Measure some images of a card again; an error where it does not hold."""
+    of_card = "attack norm adaptive rounds staged card examples resume time_budget"
+    given = [name for name in of_card.split() if getattr(options, name)]
+    if given or options.eps != [None]:
+        name = (given or ["eps"])[0].replace("_", "-")
+        raise InputError(f"--{name} comes from the card with --verify: leave it out")
+    card = Card.read(options.verify_card)
+    ball = card.config["evaluation"]
+    options.eps, options.norm = [ball["eps"]], ball["norm"]
+    run, dataset = _target(options)
+    how, where = _how(options, None), _where(options)
+    del where["progress"]
+    found = verify(card, run, options.n, options.seed, how, dataset=dataset, **where)
+    _show(options, {"card": str(options.verify_card)} | found.to_dict(), str(found))
+    if problems := found.problems:
+        raise InputError(f"{options.verify_card} does not hold: {'; '.join(problems)}")
+
+
+def _compare(options: Namespace) -> None:
+    table = SideBySide.of(opened(options.targets))
+    _show(options, table.to_dict(), text_table(options.targets))
 
 
 def _target(options: Namespace) -> tuple[Run, Dataset | None]:
@@ -221,7 +278,8 @@ def _place(options: Namespace, run: Run, names: list[str], classifiers: Classifi
     ball = (radii, options.norm or run.config["norm"])
     processes = os.environ.get("WORLD_SIZE")
     place = place_of(run, classifiers, names, options.adaptive, options.n, ball, processes)
-    if options.resume and not options.quiet and is_first_process():
+    told = options.quiet or options.time_budget or not is_first_process()
+    if options.resume and not told:
         saved = "nothing is saved of this evaluation, it starts anew"
         if any(place.rglob("*.safetensors")):
             saved = f"goes on with what is saved in {place}"
@@ -244,8 +302,11 @@ def _classifiers(options: Namespace, run: Run) -> Classifiers:
     stages = [last if options.rounds is None else options.rounds]
     if options.staged:
         stages = list(range(1, last + 1))
-    if options.examples and len(kinds) * len(stages) * len(options.eps) > 1:
-        raise InputError("--examples are those of one classifier: give one of --weights and --eps")
+    if len(kinds) * len(stages) * len(options.eps) > 1:
+        for name in ("examples", "card", "time_budget"):
+            if getattr(options, name):
+                problem = f"--{name.replace('_', '-')} is for one classifier in one ball"
+                raise InputError(f"{problem}: give one of --weights and --eps")
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))
@@ -334,6 +395,7 @@ def _import(module: str) -> None:
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
+    "compare": _compare,
     "join": _join,
     "reweight": _reweight,
     "report": _report,

@@ -5,6 +5,7 @@ table and dumps as JSON. On the way,
 
 - ``inputs`` turns arrays, loaders and splits into chunks, checked together with the model;
 - ``evaluate.measure`` is the loop: for each chunk, for each attack, ``chunk.Runner.run``;
+- ``budget`` chooses images where the time is limited;
 - ``batches`` asks the model batch by batch, and halves a batch when memory runs out;
 - ``resume`` keeps what is finished, so that an interrupted evaluation can go on;
 - ``observers`` are told what is found: progress, doubts about the model, adversarial images;

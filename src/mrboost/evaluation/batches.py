@@ -32,10 +32,17 @@ def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, 
     return clean, robust
 
 
-def still_correct(model: Classifier, x: Tensor, y: Tensor, attack: Attack | None) -> Tensor:
+def still_correct(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack | None,
+    numbers: Tensor | None = None,
+) -> Tensor:
     """Whether each image, fit for the model, is classified correctly after the attack; of a
     ``Mixture``, with which probability."""
-    return torch.cat([is_correct(model, *batch) for batch in attacked_batches(model, x, y, attack)])
+    batches = attacked_batches(model, x, y, attack, numbers=numbers)
+    return torch.cat([is_correct(model, *batch) for batch in batches])
 
 
 def is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -53,7 +60,7 @@ def attacked_batches(
     y: Tensor,
     attack: Attack | None,
     batch_size: int | None = None,
-    first: int = 0,
+    numbers: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Batch by batch on the model's device: the attacked images, the model's logits
     on them, the labels.
@@ -63,9 +70,10 @@ def attacked_batches(
         x, y: images that fit the model (``fitted``), and labels.
         attack: what is done to the images; nothing if None.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
-        first: the number that messages give to the first image.
+        numbers: those that messages give to the images; from 0 on if not given.
     """
     device = device_of(model, otherwise=x.device)
+    numbers = torch.arange(len(x)) if numbers is None else numbers
     size = min(len(x), batch_size or _usual_batch_size(x, device))
     victim = _victim(model, attack, x, device)
     name = "" if attack is None else attack.name
@@ -73,7 +81,7 @@ def attacked_batches(
     while position < len(x):
         rows = slice(position, position + size)
         images, labels = x[rows].to(device), y[rows].to(device)
-        number = first + position
+        number = numbers[rows]
         try:
             if attack is not None:
                 with nullcontext() if victim is model else torch.autocast("cuda", enabled=False):
@@ -86,10 +94,10 @@ def attacked_batches(
             size = halved(size, error, fixed=batch_size is not None)
             continue
         except NanLogitsError as error:  # of an attack that numbers the images of a batch
-            raise NanLogitsError(number + error.image, error.attack or name) from None
+            raise NanLogitsError(int(number[error.image]), error.attack or name) from None
         bad = logits.isnan().any(dim=1)
         if bad.any():
-            raise NanLogitsError(number + int(bad.nonzero()[0]), name)
+            raise NanLogitsError(int(number[bad.cpu()][0]), name)
         yield images, logits, labels
         position += size
 
@@ -115,7 +123,7 @@ def _victim(
     return model  # there is no room for a copy
 
 
-def _check_found(attack: Attack, found: object, x: Tensor, first: int) -> None:
+def _check_found(attack: Attack, found: object, x: Tensor, numbers: Tensor) -> None:
     """Refuse an attack whose images are of another shape or type, or outside the box or the ball
     that it says it keeps to."""
     if not isinstance(found, Tensor) or found.shape != x.shape or found.dtype != x.dtype:
@@ -133,5 +141,5 @@ def _check_found(attack: Attack, found: object, x: Tensor, first: int) -> None:
         outside = ball(norm, eps or 1.0).distance(found, x) > eps * (1 + 1e-5) + rounding
         did = f"moved {{}} out of its {norm} ball of {eps:g}"
     if outside.any():
-        image = f"image {first + int(outside.nonzero()[0])}"
+        image = f"image {int(numbers[outside.cpu()][0])}"
         raise InputError(f"{attack.name} {did.format(image)}: the attack is at fault")

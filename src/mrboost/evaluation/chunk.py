@@ -12,7 +12,7 @@ from torch import Tensor
 from mrboost.attacks import Attack
 from mrboost.attacks.survivors import Hooks, InTurn, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
-from mrboost.errors import UnfitError
+from mrboost.errors import NanLogitsError, UnfitError
 from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.progress import Meter
@@ -49,7 +49,14 @@ class Runner:
     batch_size: int | None
     images: bool
 
-    def run(self, attack: Attack | None, chunk: Chunk, label: str, name: str) -> State:
+    def run(
+        self,
+        attack: Attack | None,
+        chunk: Chunk,
+        label: str,
+        name: str,
+        smaller: State | None = None,
+    ) -> State:
         """Of each image whether it is ``correct`` and its ``margin``; the ``seconds``; of several
         attacks in turn the ``stage`` that broke it; the images as ``adv`` if they are asked for.
 
@@ -59,34 +66,61 @@ class Runner:
             label: names the random stream of a model that draws random numbers, so that what it
                 draws does not depend on what was done before.
             name: what a saved part is called.
+            smaller: what the same attack left within a smaller ball; what fell there has fallen.
         """
         self.meter.doing(label)
-        key = self.saved.key(attack, chunk)
+        fallen = torch.zeros(0) if smaller is None else smaller["correct"] == 0
+        key = self.saved.key(attack, chunk, fallen)
         found = self.saved.get(name, key)
         if found is not None and ("adv" in found or not self.images):
             self.meter.skip(len(chunk.x) * work_of(attack, chunk.classes))
             return found
+        unfinished = f"{name}-unfinished"
         seed = 0 if attack is None else attack.seed or 0
+        with global_stream(derive(seed, chunk.number, label), chunk.device):
+            if smaller is None:
+                found = self._run(attack, chunk, unfinished, key)
+            else:
+                found = self._on_survivors(attack, chunk, unfinished, key, smaller)
+        if not self.images:
+            found.pop("adv", None)
+        self.saved.put(name, key, found)
+        self.saved.drop(unfinished)
+        return found
+
+    def _run(self, attack: Attack | None, chunk: Chunk, unfinished: str, key: str | None) -> State:
         try:
-            with global_stream(derive(seed, chunk.number, label), chunk.device):
-                if isinstance(attack, InTurn):
-                    found = self._search(attack, chunk, f"{name}-unfinished", key)
-                else:
-                    found = self._attack(attack, chunk)
+            if isinstance(attack, InTurn):
+                return self._search(attack, chunk, unfinished, key)
+            return self._attack(attack, chunk)
         except UnfitError as error:  # the model took the first image: a fault of its own
             raise error.fault from error.fault.__cause__
-        if not self.images:
-            del found["adv"]
-        self.saved.put(name, key, found)
-        self.saved.drop(f"{name}-unfinished")
-        return found
+
+    def _on_survivors(
+        self, attack: Attack | None, chunk: Chunk, unfinished: str, key: str | None, smaller: State
+    ) -> State:
+        """What fell in a smaller ball stays as it was found there; clean images stay at all."""
+        merged = smaller | {"seconds": torch.zeros_like(smaller["seconds"])}
+        stand = smaller["correct"] > 0
+        rows = stand.nonzero().squeeze(1) if attack is not None else torch.zeros(0).long()
+        self.meter.skip((len(stand) - len(rows)) * work_of(attack, chunk.classes))
+        if len(rows) == 0:
+            return merged
+        found = self._run(attack, chunk.part(rows), unfinished, key)
+        found.pop("adv")
+        merged["seconds"] = found.pop("seconds")
+        # Of a randomised classifier, the image of the smaller ball may be the worse one
+        worse = found["correct"] <= smaller["correct"][rows]
+        for name, value in found.items():
+            merged[name] = merged[name].index_copy(0, rows[worse], value[worse])
+        return merged
 
     def _attack(self, attack: Attack | None, chunk: Chunk) -> State:
         """Batch by batch."""
         began, work = time.perf_counter(), work_of(attack, chunk.classes)
         found: dict[str, list[Tensor]] = {"correct": [], "margin": [], "adv": []}
         for images, logits, labels in attacked_batches(
-            chunk.model, chunk.x, chunk.y, attack, self.batch_size, chunk.first
+            chunk.model, chunk.x, chunk.y, attack, self.batch_size, chunk.numbers
         ):
             found["correct"].append(is_correct(chunk.model, images, logits, labels))
             found["margin"].append(-margin(logits, labels, reduction="none").cpu().double())
@@ -129,9 +163,10 @@ class Runner:
         x, y = chunk.x.to(chunk.device), chunk.y.to(chunk.device)
         hooks = Hooks(resume, watch, self.meter)
         seed = seed_of(attack.seed, None)
-        points = run(
-            chunk.model, x, y, searches, seed, lanes=self.batch_size, first=chunk.first, hooks=hooks
-        )
+        try:
+            points = run(chunk.model, x, y, searches, seed, lanes=self.batch_size, hooks=hooks)
+        except NanLogitsError as error:
+            raise NanLogitsError(int(chunk.numbers[error.image]), error.attack) from None
         return {
             "correct": points.alive,
             "margin": -points.margin.cpu().double(),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, named
-from mrboost.errors import InputError, NanLogitsError
+from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.threat import radius
@@ -89,12 +89,8 @@ def _attack_survivors(alive: Tensor, chunk: Chunk, attack: Attack | None) -> Non
     survivors = alive.nonzero().squeeze(1)
     if len(survivors) == 0:
         return
-    x, y = chunk.x[survivors.to(chunk.x.device)], chunk.y[survivors]
-    try:
-        correct = still_correct(chunk.model, x, y, attack)
-    except NanLogitsError as error:
-        number = chunk.first + int(survivors[error.image])
-        raise NanLogitsError(number, error.attack) from None
+    part = chunk.part(survivors)
+    correct = still_correct(part.model, part.x, part.y, attack, part.numbers)
     alive[survivors] = alive[survivors].minimum(correct.double())
 
 

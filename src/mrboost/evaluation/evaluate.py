@@ -26,8 +26,9 @@ from mrboost.progress import Meter
 from mrboost.seeds import keep_random_state
 from mrboost.threat import radius
 
+from .budget import TimeBudget
 from .chunk import Runner, check_attacks
-from .inputs import Chunk, Images, chunks
+from .inputs import Chunk, Images, chunks, count
 from .measurements import Measurements
 from .observers import DoubtFinder, Examples, Observer, ProgressReport
 from .result import Evaluation, UnfinishedError
@@ -58,6 +59,7 @@ class EvaluationOptions:
     keep: Path | None = None
     resume: bool = False
     examples: Path | None = None
+    time_budget: TimeBudget | None = None
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -69,6 +71,8 @@ class EvaluationOptions:
             _check_place(name, getattr(self, name))
         if self.keep is not None and self.keep.exists() and not self.keep.is_dir():
             raise InputError(f"keep={str(self.keep)!r} is a file: name a folder")
+        if self.resume and self.time_budget is not None:
+            raise InputError("an evaluation with a time budget starts anew: leave out resume")
         if self.resume and self.keep is None:
             raise InputError("resume=True goes on with nothing: name the folder with keep=")
 
@@ -87,6 +91,7 @@ def evaluate(
     keep: str | Path | None = None,
     resume: bool = False,
     examples: str | Path | None = None,
+    time_budget: float | None = None,
 ) -> Evaluation:
     """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean
     and under each attack.
@@ -110,6 +115,8 @@ def evaluate(
             it when you are done.
         examples: a file, .safetensors or .npz, for the adversarial images of each attack,
             beside the clean ones.
+        time_budget: seconds after which no more images are begun; they are then a random sample,
+            ``chosen`` of the result.
 
     Returns:
         The figures. Where attacks fail, ``UnfinishedError`` has those of the others.
@@ -118,7 +125,8 @@ def evaluate(
         >>> print(evaluate(model, x, y, ["autoattack", "pgd-20"], eps=0.1))  # doctest: +SKIP
     """
     folder, file = (None if path is None else Path(path) for path in (keep, examples))
-    options = EvaluationOptions(batch_size, progress, check, folder, resume, file)
+    budget = None if time_budget is None else TimeBudget(time_budget)
+    options = EvaluationOptions(batch_size, progress, check, folder, resume, file, budget)
     eps = radius(eps)
     attacks = resolve_attacks(attack, eps, norm)
     measured = measure(model, x, y, attacks, options, ball=(eps, norm))
@@ -135,6 +143,7 @@ def measure(
     options: EvaluationOptions,
     *,
     ball: tuple[float, str],
+    smaller: Measurements | None = None,
 ) -> Measurements:
     """Run every attack on every chunk of the images.
 
@@ -143,6 +152,8 @@ def measure(
         attacks: by label.
         options: how it is done.
         ball: eps and norm where there are no attacks that say theirs.
+        smaller: of the same images and attacks within a smaller ball. What fell there is not
+            attacked again.
 
     Returns:
         What is known of each image; where attacks failed, it says so.
@@ -157,8 +168,9 @@ def measure(
         Meter(options.progress) as meter,
         ExitStack() as open_files,
     ):
+        expected = x if options.time_budget is None else None
         doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
-        observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), x)]
+        observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), expected)]
         if options.check:
             observers.append(doubts)
         if options.examples is not None:
@@ -166,27 +178,33 @@ def measure(
             observers.append(open_files.enter_context(closing(examples)))
         saved = Saved(options.keep, resume=options.resume)
         runner = Runner(saved, meter, options.batch_size, options.examples is not None)
-        for chunk in chunks(model, x, y):
+        for chunk in chunks(model, x, y, options.time_budget):
             if chunk.number == 0:
                 check_attacks(attacks.values(), chunk)
             for observer in observers:
                 observer.on_chunk(chunk)
-            _attack_chunk(chunk, measured, runner, observers)
+            _attack_chunk(chunk, measured, runner, observers, smaller)
             if "clean" in measured.failed:
                 break
         for observer in observers:
             observer.on_end()
     problems = [observer.problem for observer in observers if observer.problem]
-    return replace(measured, doubts=doubts.doubts, problem="; ".join(problems))
+    every = count(x) if options.time_budget is not None else None
+    return replace(measured, doubts=doubts.doubts, problem="; ".join(problems), every=every)
 
 
 def _attack_chunk(
-    chunk: Chunk, measured: Measurements, runner: Runner, observers: Sequence[Observer]
+    chunk: Chunk,
+    measured: Measurements,
+    runner: Runner,
+    observers: Sequence[Observer],
+    smaller: Measurements | None,
 ) -> None:
     """Every attack that has not failed, one after the other."""
     for number, label, attack in measured.going():
+        before = None if smaller is None else smaller.part(label, chunk)
         try:
-            found = runner.run(attack, chunk, label, f"{chunk.number}-{number}")
+            found = runner.run(attack, chunk, label, f"{chunk.number}-{number}", before)
         except InputError as error:
             for observer in observers:
                 observer.on_failure(label, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,19 +20,22 @@ from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 
+from .budget import TimeBudget
+
 Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
 CHUNK = 2**24
 """Numbers in the images of one chunk: 64 MiB of float32."""
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
+Numbered = Iterator[tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Some of the images, and the model in a precision that fits them.
 
-    ``number`` counts chunks, ``first`` is the number of the first image among all, ``classes``
-    that of the logits.
+    ``number`` counts chunks, ``numbers`` are those of its images among all, ``classes`` is how many
+    logits there are.
     """
 
     model: Classifier
@@ -40,32 +43,40 @@ class Chunk:
     y: Tensor
     classes: int
     number: int
-    first: int
+    numbers: Tensor
 
     @property
     def device(self) -> torch.device:
         return device_of(self.model, otherwise=self.x.device)
 
+    def part(self, rows: Tensor) -> Chunk:
+        """Some of its images."""
+        here = rows.to(self.x.device)
+        return replace(self, x=self.x[here], y=self.y[rows], numbers=self.numbers[rows])
 
-def chunks(model: Classifier, x: Images, y: Tensor | None) -> Iterator[Chunk]:
+
+def chunks(
+    model: Classifier, x: Images, y: Tensor | None, budget: TimeBudget | None = None
+) -> Iterator[Chunk]:
     """Images and labels, some thousands at a time, checked together with the model.
 
     Args:
         model: what is evaluated.
         x: a batch of images, a ``Split``, a dataset, or an iterable of pairs (images, labels).
         y: the labels of a batch of images.
+        budget: images at random, as many as the time allows; all in turn if not given.
     """
-    first = 0
-    for number, (images, labels) in enumerate(_unchecked(x, y)):
+    seen = 0
+    for number, (images, labels, numbers) in enumerate(_unchecked(x, y, budget)):
         check_batch(images, labels)
         fits, images = fitted(model, images)
         with attacked(model):
             one = images[:1].to(device_of(model, otherwise=images.device))
             classes = check_logits(fits, one, labels)
             Mixture.check_outermost(model)
-        yield Chunk(fits, images, labels.cpu(), classes, number, first)
-        first += len(images)
-    if first == 0:
+        yield Chunk(fits, images, labels.cpu(), classes, number, numbers)
+        seen += len(images)
+    if seen == 0:
         raise InputError("there are no images to evaluate on: the data are empty")
 
 
@@ -77,21 +88,35 @@ def fitted(model: Classifier, x: Tensor) -> tuple[Classifier, Tensor]:
     return model, x.to(dtype)
 
 
-def _unchecked(x: Images, y: Tensor | None) -> Pairs:
-    """Chunks before their values are checked."""
+def _unchecked(x: Images, y: Tensor | None, budget: TimeBudget | None) -> Numbered:
+    """Chunks before their values are checked, and the numbers of their images."""
     if isinstance(x, Split | DataLoader) and y is not None:
         raise InputError(f"a {type(x).__name__} has labels of its own: leave out y")
     if isinstance(x, Split):
-        return ((x[rows].images(), x.y[rows]) for rows in _rows(x.x))
+        numbers = torch.arange(len(x))
+        return ((x[rows].images(), x.y[rows], numbers[rows]) for rows in _rows(x.x, budget))
     if y is None:
-        return _gathered(DataLoader(x, batch_size=256) if _is_map(x) else x)  # type: ignore[arg-type]
+        if budget is not None:
+            raise InputError("a time budget draws images: give tensors x and y, or a Split")
+        return _numbered(_gathered(DataLoader(x, batch_size=256) if _is_map(x) else x))  # type: ignore[arg-type]
     in_parts = isinstance(x, np.ndarray) and x.ndim > 1  # it may be mapped from a file
     images, labels = as_tensors(x[:1] if in_parts else x, y)  # type: ignore[index]
-    every = x if in_parts else images
-    if len(every) != len(labels):  # type: ignore[arg-type]
+    whole = x if in_parts else images
+    n = len(whole)  # type: ignore[arg-type]
+    if n != len(labels):
         shape = tuple(labels.shape)
-        raise InputError(f"labels must have shape ({len(every)},) to match the images, got {shape}")  # type: ignore[arg-type]
-    return (as_tensors(every[rows], labels[rows]) for rows in _rows(every))  # type: ignore[index, arg-type]
+        raise InputError(f"labels must have shape ({n},) to match the images, got {shape}")
+    numbers = torch.arange(n)
+    parts = ((rows, numbers[rows]) for rows in _rows(whole, budget))  # type: ignore[arg-type]
+    return ((*as_tensors(whole[rows], labels[of]), of) for rows, of in parts)  # type: ignore[index]
+
+
+def _numbered(pairs: Pairs) -> Numbered:
+    """With the numbers of the images."""
+    first = 0
+    for images, labels in pairs:
+        yield images, labels, torch.arange(first, first + len(images))
+        first += len(images)
 
 
 def _gathered(batches: object) -> Pairs:
@@ -129,10 +154,16 @@ def _is_map(x: object) -> bool:
     return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
 
 
-def _rows(images: Tensor | Mapped | np.ndarray) -> Iterator[slice]:
-    """Slices of as many images as a chunk has; one of no images if there are none."""
+def _rows(
+    images: Tensor | Mapped | np.ndarray, budget: TimeBudget | None
+) -> Iterator[slice | Tensor]:
+    """Slices of as many images as a chunk has, one of no images if there are none; with a budget
+    their numbers."""
     size = _per_chunk(images)
-    return (slice(i, i + size) for i in range(0, max(1, len(images)), size))
+    if budget is not None and len(images):
+        yield from budget.rows(len(images), size)
+    else:
+        yield from (slice(i, i + size) for i in range(0, max(1, len(images)), size))
 
 
 def _per_chunk(images: Tensor | Mapped | np.ndarray) -> int:

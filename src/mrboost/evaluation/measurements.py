@@ -37,10 +37,12 @@ class Measurements(Observer):
         eps, norm: the ball that all attacks have in common, or None.
         check: whether outcomes are asked what they say against each other.
         labels: the true classes.
+        numbers: of the images in the order in which they came.
         found: for each attack that has not failed, what ``Runner.run`` gives.
         failed: the message of each attack that failed.
         doubts: what the model itself gives to doubt.
         problem: one message for all that failed.
+        every: how many images there are, if only a random sample of them was taken.
     """
 
     attacks: dict[str, Attack | None]
@@ -48,10 +50,12 @@ class Measurements(Observer):
     norm: str | None
     check: bool
     labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    numbers: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     found: dict[str, State] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     problem: str = ""
+    every: int | None = None
 
     def going(self) -> Iterator[tuple[int, str, Attack | None]]:
         """Number, label and attack of those that have not failed."""
@@ -61,6 +65,7 @@ class Measurements(Observer):
 
     def on_chunk(self, chunk: Chunk) -> None:
         self.labels = torch.cat([self.labels, chunk.y])
+        self.numbers = torch.cat([self.numbers, chunk.numbers])
 
     def on_result(self, label: str, chunk: Chunk, found: State) -> None:  # noqa: ARG002
         part = {key: value for key, value in found.items() if key != "adv"}  # images are large
@@ -81,6 +86,15 @@ class Measurements(Observer):
             named = first == "clean" or first in message
             self.problem = message if named else f"{first}: {message}"
             self.problem += f"; {', '.join(others)} failed too" if others else ""
+
+    def part(self, label: str, chunk: Chunk) -> State | None:
+        """What is known of a chunk under one attack; None if that failed."""
+        if label not in self.found:
+            return None
+        first = int(chunk.numbers[0])
+        rows, times = slice(first, first + len(chunk.y)), slice(chunk.number, chunk.number + 1)
+        state = self.found[label]
+        return {key: value[times if key == "seconds" else rows] for key, value in state.items()}
 
     def of_all(self, fabric: Fabric, count: int) -> Measurements:
         """The measurements of all ``count`` images, of which this process had those from its rank
@@ -113,6 +127,7 @@ class Measurements(Observer):
         return replace(
             self,
             labels=interleaved(every) if found else torch.zeros(count, dtype=torch.int64),
+            numbers=torch.arange(count),
             found=found,
             failed={label: text for share in shares for label, text in share.failed.items()},
             doubts=shares[0].doubts,
@@ -121,8 +136,9 @@ class Measurements(Observer):
 
     def evaluation(self) -> Evaluation:
         """Figures, and what they give to doubt."""
+        order = self.numbers.argsort()  # they come at random where the time is limited
         outcomes = tuple(
-            Outcome.of(label, found, self.labels, self.attacks[label])
+            Outcome.of(label, _sorted(found, order), self.labels[order], self.attacks[label])
             for label, found in self.found.items()
         )
         doubts = self.doubts
@@ -132,8 +148,15 @@ class Measurements(Observer):
         if self.check and self.eps is not None:
             draws = any(doubt.check == "random" for doubt in doubts)
             doubts += tuple(contradictions([asdict(o) for o in outcomes], draws=draws))
-        failed = tuple(self.failed)
-        return Evaluation(self.eps, self.norm, len(self.labels), outcomes, doubts, failed)
+        n, failed = len(self.labels), tuple(self.failed)
+        found = Evaluation(self.eps, self.norm, n, outcomes, doubts, failed)
+        if self.every is None:
+            return found
+        return replace(found, left_out=self.every - n, chosen=tuple(self.numbers[order].tolist()))
+
+
+def _sorted(found: State, order: Tensor) -> State:
+    return {key: value if key == "seconds" else value[order] for key, value in found.items()}
 
 
 def _raises_a_margin(attack: Attack | None) -> bool:

@@ -53,10 +53,10 @@ class ProgressReport(Observer):
     Args:
         meter: what shows them.
         attacks: all that will run.
-        x: the images, which may tell how many they are.
+        x: the images, which may tell how many they are; None where that is decided on the way.
     """
 
-    def __init__(self, meter: Meter, attacks: Collection[Attack], x: Images) -> None:
+    def __init__(self, meter: Meter, attacks: Collection[Attack], x: Images | None) -> None:
         self._meter = meter
         self._attacks = attacks
         self._x = x
@@ -65,7 +65,7 @@ class ProgressReport(Observer):
 
     def on_chunk(self, chunk: Chunk) -> None:
         if chunk.number == 0:
-            self._images = count(self._x)
+            self._images = None if self._x is None else count(self._x)
             each = sum(work_of(attack, chunk.classes) for attack in (None, *self._attacks))
             self._meter.begin(None if self._images is None else self._images * each)
 
@@ -73,7 +73,7 @@ class ProgressReport(Observer):
         if chunk.number == 0 and label == "clean":  # clean images say nothing of the pace
             self._meter.skip(0)
         self._correct.setdefault(label, []).append(found["correct"].double())
-        if chunk.first + len(chunk.x) == self._images:
+        if sum(map(len, self._correct[label])) == self._images:
             self._say_done(label)
 
     def on_failure(self, label: str, error: InputError) -> None:  # noqa: ARG002

@@ -126,6 +126,8 @@ class Evaluation:
         outcomes: one for ``clean`` and for each attack.
         doubts: reasons not to trust the figures.
         failed: attacks that failed, and have no outcome.
+        left_out: how many more images there are, for which the time budget had no room.
+        chosen: the numbers of those that were taken, at random, where there was a time budget.
     """
 
     eps: float | None
@@ -134,6 +136,8 @@ class Evaluation:
     outcomes: tuple[Outcome, ...]
     doubts: tuple[Doubt, ...] = ()
     failed: tuple[str, ...] = ()
+    left_out: int = 0
+    chosen: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __getitem__(self, attack: str) -> Outcome:
         for outcome in self.outcomes:
@@ -166,7 +170,10 @@ class Evaluation:
             figures = f"{accuracy:>9.2%}   {_range(interval):<16}{margins:>16}{seconds:>9}"
             return f"{name:<{width}}{figures}".rstrip()
 
-        lines = [f"{self.n} images, {ball}"]
+        images = f"{self.n} images"
+        if self.left_out:
+            images += f" drawn at random (no time for the other {self.left_out:,})"
+        lines = [f"{images}, {ball}"]
         lines.append(f"{'attack':<{width}} accuracy   95 % interval     margin   least  seconds")
         for one in self.outcomes:
             for stage in one.stages:

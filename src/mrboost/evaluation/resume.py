@@ -41,15 +41,15 @@ class Saved:
                 if _OUR_FILES.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
-    def key(self, attack: Attack | None, chunk: Chunk) -> str | None:
-        """Stands for model, images and attack; None where nothing is kept, or where the ``repr``
-        of the attack does not tell it from others, as that of a lambda."""
+    def key(self, attack: Attack | None, chunk: Chunk, fallen: Tensor) -> str | None:
+        """Stands for model, images, attack and what has fallen before; None where nothing is kept,
+        or where the ``repr`` of the attack does not tell it from others, as that of a lambda."""
         text = repr(attack)
         if self._folder is None or _SAYS_TOO_LITTLE.search(text):
             return None
         self._of_model = self._of_model or model_key(chunk.model, chunk.x)
         text = _ADDRESS.sub("", text)
-        return digest(self._of_model, chunk.x, chunk.y, text, _weights(attack))
+        return digest(self._of_model, chunk.x, chunk.y, text, weights_key(attack), fallen)
 
     def get(self, name: str, key: str | None) -> State | None:
         """The part of this name, if it was put under the same key."""
@@ -87,10 +87,10 @@ def model_key(model: Classifier, x: Tensor) -> str:
     with attacked(model), torch.no_grad(), exact_float32(), global_stream(0, device):
         answers = model(x[:8].to(device, copy=True)).float().cpu()
     size = answers.abs().amax().clamp(min=1e-12)
-    return digest(_weights(model), (answers / size * 1e4).round(), (size.log2() * 1e3).round())
+    return digest(weights_key(model), (answers / size * 1e4).round(), (size.log2() * 1e3).round())
 
 
-def _weights(user: object) -> str:
+def weights_key(user: object) -> str:
     """A digest of all weights of the networks that a model or an attack uses."""
     states = [network.state_dict() for network in networks(user)]
     return digest(*(part for state in states for item in state.items() for part in item))

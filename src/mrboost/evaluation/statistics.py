@@ -65,9 +65,27 @@ def compare_points(first: Sequence[float], second: Sequence[float]) -> Compariso
     return Comparison(only_first, only_second, p_value)
 
 
+def unpaired_interval(
+    first: tuple[float, Interval], second: tuple[float, Interval]
+) -> tuple[float, Interval]:
+    """The first proportion minus the second, of other images, and its 95 % interval.
+
+    Each comes with its Wilson interval (Newcombe 1998, method 10). Of images that both share it is
+    wider than it need be.
+    """
+    (one, (low, high)), (other, (least, most)) = first, second
+    gain = one - other
+    below, above = math.hypot(one - low, most - other), math.hypot(high - one, other - least)
+    return gain, (gain - below, gain + above)
+
+
 def signed_difference(first: Sequence[float], second: Sequence[float]) -> str:
     """The first's accuracy minus the second's on the same points, in points, and in
     brackets the sign test's p."""
-    gain = 100 * (sum(first) - sum(second)) / len(first)
-    chance = compare_points(first, second).p_value
-    return f"{gain:+.2f} ({f'{chance:.2g}' if chance > 0 else '< 1e-300'})"
+    gain = (sum(first) - sum(second)) / len(first)
+    return signed(gain, compare_points(first, second).p_value)
+
+
+def signed(gain: float, p_value: float) -> str:
+    """A difference in points, and in brackets its p."""
+    return f"{100 * gain:+.2f} ({f'{p_value:.2g}' if p_value > 0 else '< 1e-300'})"

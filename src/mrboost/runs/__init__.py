@@ -4,9 +4,12 @@
 ``schema``        what each of its JSON files must hold
 ``identity``      when two configurations are the same training
 ``evaluate_run``  evaluations of a run, kept in its results.json
+``results``       what of them is kept: a new one is merged with the others
+``card``          a figure with all that is needed to publish it, and to measure it again
+``verify``        measures a part of a card again
 ``join``          networks that were trained apart as one ensemble
 ``reweight``      weights for the members of an ensemble
-``compare``       the evaluations of several runs side by side
+``compare``       the evaluations of several runs and cards side by side
 """
 
 from .folder import Run, check_kind, load, slug

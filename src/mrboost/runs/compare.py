@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, product
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from mrboost.evaluation.result import format_eps, same_images, worst_of
-from mrboost.evaluation.statistics import mean_interval, signed_difference, worst_case
+from mrboost.evaluation.statistics import (
+    Interval,
+    compare_points,
+    mean_interval,
+    signed,
+    unpaired_interval,
+    worst_case,
+)
 from mrboost.files import digest
 
+from .card import Card
 from .folder import Run
 from .identity import CIRCUMSTANCES
 
@@ -22,6 +30,10 @@ WORST = "worst case"
 DIFFERENCES = (
     "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
     "likely so uneven a split is by chance."
+)
+UNPAIRED = (
+    "Differences on other images, or where single images are not known, in points. In brackets the "
+    "95 % interval (Newcombe's): more than chance where it leaves out 0."
 )
 OVER_SEEDS = (
     "Mean differences over trainings with the same seeds, on the same images, in points. In "
@@ -47,7 +59,7 @@ class Method:
         ignored = CIRCUMSTANCES | {"seed", "first"}
         decisive = {key: config[key] for key in sorted(config) if key not in ignored}
         if "joined" in config:
-            decisive["joined"] = [source["recipe"] for source in config["joined"]]
+            decisive["joined"] = [source.get("recipe") for source in config["joined"]]
         return cls(str(config["recipe"]["name"]), digest(decisive))
 
 
@@ -65,17 +77,17 @@ class SideBySide:
     attacks: list[str]
     # run, evaluation, outcomes by attack
     rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]
-    # of each method its runs by their seeds, or by their numbers where networks of several are
-    # joined
-    trainings: dict[Method, dict[int, str]] = field(default_factory=dict)
+    # of each run its method and its seed, or its number where networks of several are joined
+    trainings: dict[str, tuple[Method, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> SideBySide:
         rows, attacks = [], []
-        trainings = dict[Method, dict[int, str]]()
+        trainings = dict[str, tuple[Method, int]]()
         for label, run in zip(run_labels(runs), runs, strict=True):
-            seeds = trainings.setdefault(Method.of(run.config), {})
-            seeds[run.config.get("seed", len(seeds))] = label
+            method = Method.of(run.config)
+            number = sum(other == method for other, _ in trainings.values())
+            trainings[label] = method, run.config.get("seed", number)
             for evaluation in run.results.get("evaluations", []):
                 if not run.is_of(evaluation):
                     continue
@@ -130,83 +142,157 @@ class SideBySide:
     def differences(self) -> list[list[str]]:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
+        return self._lines(paired=True)
+
+    def unpaired(self) -> list[list[str]]:
+        """The same of two on other images, or whose single images are not known."""
+        return self._lines(paired=False)
+
+    def _lines(self, *, paired: bool) -> list[list[str]]:
         lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for i, j in combinations(self._whole_rows(), 2):
-            if not self._comparable(i, j):
-                continue
-            who = f"{self.rows[j][0]} − {self.rows[i][0]}"
-            cells = lines.setdefault((who, *self.facts(i)[2:]), {})
-            for attack, (theirs, ours) in self._pairs(i, j).items():
-                cells[attack] = signed_difference(ours, theirs)
-        return self._lines(lines)
-
-    def over_seeds(self) -> list[list[str]]:
-        """Two methods, each trained with the same two seeds or more: a line like those of
-        ``differences``, with the mean of the differences and its interval."""
-        rows: dict[str, list[int]] = {}
-        for i in self._whole_rows():
-            rows.setdefault(self.rows[i][0], []).append(i)
-        names = self._method_names()
-        lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for one, other in combinations(self.trainings, 2):
-            gains: dict[tuple[str, ...], dict[str, list[float]]] = {}
-            for seed, label in self.trainings[one].items():
-                rival = self.trainings[other].get(seed, "")
-                for i, j in product(rows.get(label, []), rows.get(rival, [])):
-                    cells = gains.setdefault(tuple(self.facts(i)[2:]), {})
-                    pairs = self._pairs(i, j) if self._comparable(i, j) else {}
-                    for attack, (theirs, ours) in pairs.items():
-                        gain = 100 * (statistics.mean(ours) - statistics.mean(theirs))
-                        cells.setdefault(attack, []).append(gain)
-            for facts, cells in gains.items():
-                shown = {name: _mean_gain(found) for name, found in cells.items() if found[1:]}
-                if shown:
-                    lines[(f"{names[other]} − {names[one]}", *facts)] = shown
-        return self._lines(lines)
-
-    def _method_names(self) -> dict[Method, str]:
-        """The recipes' names where they tell the methods apart, else with a folder of each."""
-        recipes = [method.recipe for method in self.trainings]
-        first = {method: next(iter(seeds.values())) for method, seeds in self.trainings.items()}
-        return {
-            method: method.recipe
-            if recipes.count(method.recipe) == 1
-            else f"{method.recipe} ({label}, …)"
-            for method, label in first.items()
-        }
-
-    def _whole_rows(self) -> list[int]:
-        """The evaluations of runs with all their members."""
-        whole = {label: 0 for label, _, _ in self.rows}
-        for label, evaluation, _ in self.rows:
-            whole[label] = max(whole[label], evaluation["members"])
-        return [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
-
-    def _comparable(self, i: int, j: int) -> bool:
-        """Whether two evaluations are of different runs on the same images in the same ball."""
-        (first, one, _), (second, other, _) = self.rows[i], self.rows[j]
-        like = self.facts(i)[2:] == self.facts(j)[2:] and same_images(one, other)
-        return first != second and like
-
-    def _pairs(self, i: int, j: int) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-        """By attack which points each of two evaluations gets right, where both know it."""
-        theirs, ours = self.rows[i][2], self.rows[j][2]
-        found = {}
-        for attack in self.attacks:
-            yours, mine = (outcomes.get(attack, {}) for outcomes in (theirs, ours))
-            if mine.get("correct") and yours.get("correct") and _is_like(mine, yours):
-                found[attack] = yours["correct"], mine["correct"]
-        return found
-
-    def _lines(self, lines: Mapping[tuple[str, ...], Mapping[str, str]]) -> list[list[str]]:
+        for one in self.pairs():
+            if (one.p_value is not None) == paired:
+                who = f"{one.second} − {one.first}"
+                lines.setdefault((who, *one.facts), {})[one.attack] = str(one)
         return [
             [*facts, *(cells.get(attack, "–") for attack in self.attacks)]
             for facts, cells in lines.items()
         ]
 
+    def over_seeds(self) -> list[list[str]]:
+        """Two methods, each trained with the same two seeds or more: a line like those of
+        ``differences``, with the mean of the differences and its interval."""
+        methods = list(dict.fromkeys(method for method, _ in self.trainings.values()))
+        gains: dict[tuple[str, ...], dict[str, list[float]]] = {}
+        for one in self.pairs():
+            (first, seed), (second, other) = (
+                self.trainings[run] for run in (one.first, one.second)
+            )
+            if first == second or seed != other or one.p_value is None:
+                continue
+            forward = methods.index(first) < methods.index(second)
+            names = [self._method_name(method) for method in (first, second)]
+            who = " − ".join(reversed(names) if forward else names)
+            gain = 100 * one.gain if forward else -100 * one.gain
+            gains.setdefault((who, *one.facts), {}).setdefault(one.attack, []).append(gain)
+        lines = []
+        for facts, found in gains.items():
+            if any(len(each) > 1 for each in found.values()):
+                cells = [_mean_gain(found.get(attack, ())) for attack in self.attacks]
+                lines.append([*facts, *cells])
+        return lines
+
+    def _method_name(self, method: Method) -> str:
+        """The recipe's name where it tells the method from the others, else with a run of it."""
+        labels = [label for label, (other, _) in self.trainings.items() if other == method]
+        rivals = {other for other, _ in self.trainings.values() if other.recipe == method.recipe}
+        return method.recipe if len(rivals) == 1 else f"{method.recipe} ({labels[0]}, …)"
+
+    def pairs(self) -> Iterator[Difference]:
+        """Each attack on each two runs with all their members, in one ball."""
+        whole = {label: 0 for label, _, _ in self.rows}
+        for label, evaluation, _ in self.rows:
+            whole[label] = max(whole[label], evaluation["members"])
+        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
+        couples = [(i, j) for i, j in combinations(rows, 2) if self._in_one_ball(i, j)]
+        paired = {self._key(i, j) for i, j in couples if self._on_same_images(i, j)}
+        for i, j in couples:
+            (first, _, theirs), (second, _, ours) = self.rows[i], self.rows[j]
+            same = self._on_same_images(i, j)
+            if not same and self._key(i, j) in paired:  # the same images say more
+                continue
+            facts = tuple(
+                mine if mine == yours else f"{mine}, {yours}"
+                for mine, yours in zip(self.facts(i)[2:], self.facts(j)[2:], strict=True)
+            )
+            for attack in self.attacks:
+                mine, yours = ours.get(attack), theirs.get(attack)
+                if mine and yours and _is_like(mine, yours):
+                    yield Difference.of((first, second, attack, facts), yours, mine, same=same)
+
+    def _in_one_ball(self, i: int, j: int) -> bool:
+        (first, one, _), (second, other, _) = self.rows[i], self.rows[j]
+        kinds = {one["weights"], other["weights"]} - {"given"}
+        same_ball = all(one[key] == other[key] is not None for key in ("eps", "norm"))
+        return first != second and same_ball and len(kinds) < 2
+
+    def _on_same_images(self, i: int, j: int) -> bool:
+        (_, one, _), (_, other, _) = self.rows[i], self.rows[j]
+        return one["n"] == other["n"] and same_images(one, other)
+
+    def _key(self, i: int, j: int) -> tuple[Any, ...]:
+        (first, one, _), (second, _, _) = self.rows[i], self.rows[j]
+        return first, second, one["eps"], one["norm"]
+
+    def __str__(self) -> str:
+        lines = [self.head()]
+        for i, (_, _, found) in enumerate(self.rows):
+            marks = {name: "*" if self.is_best(i, name) else "" for name in found}
+            cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
+            lines.append(self.facts(i) + [cells.get(name, "–") for name in self.attacks])
+        return "\n".join([_aligned(lines), "in per cent, in brackets the 95 % interval"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures and their differences as plain values."""
+        kept = ("weights", "members", "norm", "eps", "n")
+        evaluations = [
+            {"run": label}
+            | {key: evaluation[key] for key in kept}
+            | {"attacks": {name: _figures(one) for name, one in found.items()}}
+            for label, evaluation, found in self.rows
+        ]
+        differences = [asdict(one) for one in self.pairs()]
+        return {"evaluations": evaluations, "differences": differences}
+
+
+def _figures(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: outcome[key] for key in ("accuracy", "interval")}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The accuracy of the second minus that of the first under an attack.
+
+    On the same images with the sign test's p, else with a 95 % interval. ``facts`` are weights,
+    ball and images.
+    """
+
+    first: str
+    second: str
+    attack: str
+    facts: tuple[str, ...]
+    gain: float
+    p_value: float | None = None
+    interval: Interval | None = None
+
+    @classmethod
+    def of(
+        cls,
+        who: tuple[str, str, str, tuple[str, ...]],
+        theirs: Mapping[str, Any],
+        ours: Mapping[str, Any],
+        *,
+        same: bool,
+    ) -> Difference:
+        """Of two outcomes, on the ``same`` images or not."""
+        if same and theirs.get("correct") and ours.get("correct"):
+            gain = ours["accuracy"] - theirs["accuracy"]
+            return cls(*who, gain, compare_points(ours["correct"], theirs["correct"]).p_value)
+        one, other = ((found["accuracy"], found["interval"]) for found in (ours, theirs))
+        gain, interval = unpaired_interval(one, other)
+        return cls(*who, gain, interval=interval)
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return signed(self.gain, self.p_value or 0.0)
+        low, high = self.interval
+        return f"{100 * self.gain:+.2f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
 
 def _mean_gain(gains: Sequence[float]) -> str:
     """Mean, interval and number of differences: ``+0.83 (+0.12 to +1.54; 3 seeds)``."""
+    if len(gains) < 2:
+        return "–"
     low, high = mean_interval(gains)
     return f"{statistics.mean(gains):+.2f} ({low:+.2f} to {high:+.2f}; {len(gains)} seeds)"
 
@@ -254,28 +340,31 @@ def _cell(figure: Mapping[str, Any], to: str = "–", mark: str = "") -> str:
     return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
 
 
-def text_table(run_dirs: Sequence[str | Path]) -> str:
-    """The evaluations of these runs side by side; * marks the best of a column."""
-    runs = [Run.open(folder) for folder in run_dirs]
+def text_table(sources: Sequence[str | Path]) -> str:
+    """The evaluations of runs and cards side by side; * marks the best of a column."""
+    runs = opened(sources)
     table = SideBySide.of(runs)
-    lines = [table.head()]
-    for i, (_, _, found) in enumerate(table.rows):
-        marks = {name: "*" if table.is_best(i, name) else "" for name in found}
-        cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
-        lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
-    parts = [_aligned(lines), "in per cent, in brackets the 95 % interval"] if table.rows else []
+    parts = [str(table)] if table.rows else []
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
         for run in table.without(runs)
     ]
     parts += table.failures()
-    if any("*" in cell for line in lines for cell in line):
+    if any(table.is_best(i, name) for i, (_, _, found) in enumerate(table.rows) for name in found):
         parts.append("* the best of those on the same images in the same ball")
-    if differences := table.differences():
-        parts += [f"\n{DIFFERENCES}", _aligned([["", *table.head()[2:]], *differences])]
-    if over_seeds := table.over_seeds():
-        parts += [f"\n{OVER_SEEDS}", _aligned([["", *table.head()[2:]], *over_seeds])]
+    for title, lines in (
+        (DIFFERENCES, table.differences()),
+        (UNPAIRED, table.unpaired()),
+        (OVER_SEEDS, table.over_seeds()),
+    ):
+        if lines:
+            parts += [f"\n{title}", _aligned([["", *table.head()[2:]], *lines])]
     return "\n".join(parts)
+
+
+def opened(sources: Sequence[str | Path]) -> list[Run]:
+    """Runs by their folders, cards by their files."""
+    return [Card.read(one) if Path(one).is_file() else Run.open(one) for one in sources]
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

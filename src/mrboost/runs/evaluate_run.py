@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from mrboost import data as datasets
@@ -22,6 +23,7 @@ from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
+from mrboost.evaluation.measurements import Measurements
 from mrboost.evaluation.result import Evaluation, UnfinishedError
 from mrboost.files import digest, require_inside
 from mrboost.threat import ball
@@ -157,16 +159,102 @@ def reweight_run(
     return weights
 
 
+class Where(TypedDict, total=False):
+    """Where an evaluation computes, and where its data lie: the options of the command line."""
+
+    dataset: Dataset | None
+    device: str
+    data_dir: str | Path | None
+    verify: bool
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A classifier of a run and the images that it is evaluated on, loaded once.
+
+    Attributes:
+        run, request: as they were asked for.
+        model: the classifier, on its device.
+        whole: all test images.
+        points: the numbers of those that are evaluated.
+        fabric: the processes that share them.
+    """
+
+    run: Run
+    request: Request
+    model: Ensemble | Mixture
+    whole: Split
+    points: Tensor
+    fabric: Fabric
+
+    @classmethod
+    def load(cls, run: Run, request: Request, fabric: Fabric, **where: Unpack[Where]) -> Subject:
+        """The classifier and the images that are asked for."""
+        model = load_model(run, request.which, fabric.device, request.rounds)
+        place, verify = where.get("data_dir"), where.get("verify", True)
+        whole = load_data(run, place, verify=verify, dataset=where.get("dataset")).test
+        every = request.n is None or request.n == len(whole)
+        points = torch.arange(len(whole)) if every else numbers(whole, request.n or 0)
+        if len(points) < fabric.world_size:
+            share = f"{fabric.world_size} processes have only {len(points)} images to share"
+            raise InputError(f"{share}: start fewer")
+        return cls(run, request, model, whole, points, fabric)
+
+    @property
+    def members(self) -> int:
+        """How many networks the classifier has."""
+        return len(self.model) if isinstance(self.model, Ensemble | Mixture) else 1
+
+    def images(self, points: Tensor) -> Split:
+        """The test images of these numbers."""
+        return self.whole if len(points) == len(self.whole) else self.whole[points]
+
+    def attacks(self, attack: Sequence[str] | Fitting, eps: float, norm: str) -> dict[str, Attack]:
+        """By label, those that fit the model included where the request says so."""
+        made = attack(self.model) if callable(attack) else attack
+        found = resolve_attacks(made, eps, norm, _step_size(self.run, eps))
+        return found | (adaptive(self.model, eps, norm) if self.request.adaptive else {})
+
+    def facts(self, found: Evaluation) -> dict[str, Any]:
+        """Which classifier and which images were evaluated, as the results keep it."""
+        points = self.points if found.chosen is None else self.points[list(found.chosen)]
+        everything = len(points) == len(self.whole)
+        test = self.images(points)
+        return {
+            "weights": self.request.which,
+            "members": self.members,
+            "of": self.run.fingerprint(self.request.which, self.members),
+            "whole": everything,
+            "images": digest(test.x, test.y),
+            "points": None if everything else points.tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What attacks found of a classifier.
+
+    Attributes:
+        subject: the classifier and its images.
+        attacks: by label, without ``clean``.
+        evaluation: the figures.
+        checked: whether doubts were looked for.
+        problem: one message for all that failed.
+    """
+
+    subject: Subject
+    attacks: Mapping[str, Attack]
+    evaluation: Evaluation
+    checked: bool = True
+    problem: str = ""
+
+
 def evaluate_run(
     run: Run | str | Path,
     attack: Sequence[str] | Fitting,
     request: Request = Request(),  # noqa: B008 — a frozen value
     options: EvaluationOptions = EvaluationOptions(),  # noqa: B008
-    *,
-    dataset: Dataset | None = None,
-    device: str = "auto",
-    data_dir: str | Path | None = None,
-    verify: bool = True,
+    **where: Unpack[Where],
 ) -> Evaluation:
     """Evaluate a run on its test images and add the outcomes to its ``results.json``.
 
@@ -178,70 +266,93 @@ def evaluate_run(
         attack: names of attacks, or a function that makes them for the model.
         request: which classifier is evaluated, and on what.
         options: how it is done; ``place_of`` gives a folder for ``keep``.
-        dataset: the run's own, if it is loaded already.
-        device, data_dir, verify: as on the command line.
+        where: ``device``, ``data_dir`` and ``verify`` as on the command line; ``dataset``, that of
+            the run, if it is loaded already.
 
     Example:
         >>> evaluate_run("runs/a", ["autoattack"], Request(n=300))  # doctest: +SKIP
     """
+    (found,) = evaluate_radii(run, attack, [request.eps], request, options, **where)
+    if found.problem:
+        raise UnfinishedError(found.problem, found.evaluation)
+    return found.evaluation
+
+
+def evaluate_radii(
+    run: Run | str | Path,
+    attack: Sequence[str] | Fitting,
+    radii: Sequence[float | None],
+    request: Request = Request(),  # noqa: B008 — a frozen value
+    options: EvaluationOptions = EvaluationOptions(),  # noqa: B008
+    **where: Unpack[Where],
+) -> Iterator[Evaluated]:
+    """``evaluate_run`` within one ball after the other, the smallest first.
+
+    Data and classifier are loaded once, clean images are classified once, and what an attack broke
+    within a ball it has broken within all larger ones. So each figure is at most the one that the
+    ball gets alone.
+
+    Args:
+        run, attack, request, options, where: as for ``evaluate_run``.
+        radii: instead of the request's; None is that of the training.
+
+    Yields:
+        The evaluation within each ball.
+    """
     run = run if isinstance(run, Run) else Run.open(run)
-    eps, norm = _ball(run, request.eps, request.norm)
-    # In proportion to eps, the step of the training's data: 1/255 for SVHN, say
-    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
-    # A mistyped name is found before anything is loaded
-    attacks = {} if callable(attack) else resolve_attacks(attack, eps, norm, step_size)
+    balls = sorted(_ball(run, eps, request.norm) for eps in radii)
+    if not callable(attack):  # a mistyped name is found before anything is loaded
+        for eps, norm in balls:
+            resolve_attacks(attack, eps, norm, _step_size(run, eps))
     with suppress(OSError):  # damaged results, to which nothing could be added, are refused now
         run.results.keys()
-    fabric = make_fabric(device, "32-true", together=True)
-    rank, world = fabric.global_rank, fabric.world_size
-    if world > 1 and options.examples is not None:
-        raise InputError("examples are written by one process: start this command without torchrun")
-    model = load_model(run, request.which, fabric.device, request.rounds)
-    dataset = load_data(run, data_dir, verify=verify, dataset=dataset)
-    test = draw(dataset.test, request.n)
-    if len(test) < world:
-        raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
-    if callable(attack):
-        attacks = resolve_attacks(attack(model), eps, norm, step_size)
-    if request.adaptive:
-        attacks |= adaptive(model, eps, norm)
-    members = len(model) if isinstance(model, Ensemble | Mixture) else 1
-    own = _own_options(options, run, f"{request.which}-{members}", rank, world)
-    measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))
-    with lost_processes(fabric, "start the same command again with --resume"):
-        measured = measured.of_all(fabric, len(test))
-    found = measured.evaluation()
-    if rank == 0 and found.outcomes:
-        facts = _facts(run, request, members, dataset.test, test)
-        found = save_evaluation(run, facts | {"checked": options.check}, found)
-    if measured.problem:
-        raise UnfinishedError(measured.problem, found)
-    return found
+    fabric = make_fabric(where.get("device", "auto"), "32-true", together=True)
+    _check_alone(fabric, options, len(balls))
+    subject = Subject.load(run, request, fabric, **where)
+    smaller: Measurements | None = None
+    for number, (eps, norm) in enumerate(balls):
+        own = _own_options(options, subject, number)
+        attacks = subject.attacks(attack, eps, norm)
+        test = subject.images(subject.points)
+        part = test[fabric.global_rank :: fabric.world_size]
+        measured = measure(
+            subject.model, part, None, attacks, own, ball=(eps, norm), smaller=smaller
+        )
+        smaller = measured if eps > 0 else None
+        with lost_processes(fabric, "start the same command again with --resume"):
+            measured = measured.of_all(fabric, len(test))
+        found = measured.evaluation()
+        if fabric.global_rank == 0 and found.outcomes:
+            facts = subject.facts(found) | {"checked": options.check}
+            found = save_evaluation(run, facts, found)
+        yield Evaluated(subject, attacks, found, options.check, measured.problem)
 
 
-def _facts(run: Run, request: Request, members: int, whole: Split, test: Split) -> dict[str, Any]:
-    """Which classifier and which images were evaluated, as the results keep it."""
-    everything = len(test) == len(whole)
-    return {
-        "weights": request.which,
-        "members": members,
-        "of": run.fingerprint(request.which, members),
-        "whole": everything,
-        "images": digest(test.x, test.y),
-        "points": None if everything else numbers(whole, len(test)).tolist(),
-    }
+def _step_size(run: Run, eps: float) -> float | None:
+    """In proportion to eps, the step of the training's data: 1/255 for SVHN, say."""
+    return eps * (run.config["judge_step"] / run.config["eps"]) or None
 
 
-def _own_options(
-    options: EvaluationOptions, run: Run, part: str, rank: int, world: int
-) -> EvaluationOptions:
-    """Those of this process: a folder of its own for what is finished, and only the first
-    process shows progress and looks for doubts."""
+def _check_alone(fabric: Fabric, options: EvaluationOptions, balls: int) -> None:
+    """Refuse what one process does, or one evaluation."""
+    alone = {"examples are written": options.examples, "a time is kept": options.time_budget}
+    for what, asked in alone.items():
+        if asked is not None and fabric.world_size > 1:
+            raise InputError(f"{what} by one process: start this command without torchrun")
+        if asked is not None and balls > 1:
+            raise InputError(f"{what} for one eps: give one")
+
+
+def _own_options(options: EvaluationOptions, subject: Subject, number: int) -> EvaluationOptions:
+    """Those of this process and this ball: a folder of its own for what is finished, and only the
+    first process shows progress and looks for doubts."""
+    rank, world = subject.fabric.global_rank, subject.fabric.world_size
     progress, check = options.progress and rank == 0, options.check and rank == 0
-    if options.keep is None or not os.access(run.folder, os.W_OK):
+    if options.keep is None or not os.access(subject.run.folder, os.W_OK):
         return replace(options, keep=None, resume=False, progress=progress, check=check)
+    part = f"{number}/{subject.request.which}-{subject.members}"
     keep = options.keep / (f"{part}-{rank}-{world}" if world > 1 else part)
-    require_inside(keep, run.folder)
+    require_inside(keep, subject.run.folder)
     return replace(options, keep=keep, progress=progress, check=check)
 
 

@@ -196,6 +196,61 @@ WEIGHTS: Schema = {
 CHECKPOINT: Schema = {"round": _ROUND, **_each(_EPOCH, "epoch best_epoch"), "config?": _object}
 
 
+def _line(value: Any) -> bool:
+    """A text that a terminal shows as it is."""
+    return _text(value) and value.isprintable()
+
+
+def _bits(value: Any) -> bool:
+    """How many there must be, ``check_card`` knows."""
+    return isinstance(value, str)
+
+
+_IMAGES = _whole(1, 10**7)
+_FIGURES: Schema = {"accuracy": _share, "interval": _all(_share, length=2)}
+_CARD_OUTCOME: Schema = {
+    **_FIGURES,
+    "attack": _line,
+    "seed": _or_none(_whole(0, 2**64)),
+    "correct": _or_none(_bits),
+    "settings": _or_none(_object),
+}
+_CARD: Schema = {
+    "format": _one_of(1),
+    "submission.clean_acc": _line,
+    "submission.autoattack_acc": _or_none(_line),
+    **_each(_line, "model.recipe model.architecture model.weights data.name data.fingerprint"),
+    **_each(_line, "data.images made.date made.versions.mrboost made.versions.torch"),
+    "model.which": _one_of("best", "last", "given"),
+    "model.members": _ROUND,
+    **_each(_IMAGES, "data.test_images evaluation.n"),
+    "data.points": _or_none(_bits),
+    "evaluation.norm": _or_none(_line),
+    "evaluation.eps": _or_none(lambda value: _number(value) and 0 <= value <= 10**6),
+    "evaluation.left_out": _whole(0, 10**12),
+    "evaluation.outcomes": [_CARD_OUTCOME],
+    "evaluation.worst": _or_none(_object),
+    "evaluation.checked": _truth,
+    "evaluation.doubts": [{"check": _line, "message": _line}],
+}
+
+
+def check_card(card: dict[str, Any], path: Path) -> None:
+    """Refuse what is no card; bits are then as many as the images they stand for."""
+    kind = "a card of mrboost evaluate --card"
+    check(card, _CARD, path, kind)
+    data, found = card["data"], card["evaluation"]
+    if found["worst"] is not None:
+        check(found["worst"], _FIGURES, path, kind)
+    names = [one["attack"] for one in found["outcomes"]]
+    if "clean" not in names or len(set(names)) < len(names):
+        raise _damaged(path, "it has no clean accuracy, or two of one attack", kind)
+    bits = [(one["correct"], found["n"]) for one in found["outcomes"]]
+    for text, count in [*bits, (data["points"], data["test_images"])]:
+        if text is not None and not re.fullmatch(f"[0-9a-f]{{{2 * -(-count // 8)}}}", text):
+            raise _damaged(path, f"{text[:20]!r} has no bit for each of {count} images", kind)
+
+
 def check_config(config: dict[str, Any], path: Path) -> None:
     """Refuse what is no configuration of a run."""
     if config.get("format") == 1:
@@ -221,21 +276,21 @@ def check_results(results: dict[str, Any], path: Path) -> None:
                 raise _damaged(path, f"lists of {outcome['attack'][:60]!r} differ in their lengths")
 
 
-def check(value: Any, schema: Schema, path: Path) -> None:
+def check(value: Any, schema: Schema, path: Path, kind: str = "") -> None:
     """Refuse a value from a file with a part that is missing or does not fit, in one line."""
     if not isinstance(value, dict):
-        raise _damaged(path, f"{str(value)[:60]!r} is not an object")
+        raise _damaged(path, f"{str(value)[:60]!r} is not an object", kind)
     for name, rule in schema.items():
         key = name.removesuffix("?")
         found = _part(value, key.split("."))
         if found is _MISSING:
             if key == name:
-                raise _damaged(path, f"it lacks {key}")
+                raise _damaged(path, f"it lacks {key}", kind)
         elif isinstance(rule, list) and isinstance(found, list):
             for item in found:
-                check(item, rule[0], path)
+                check(item, rule[0], path, kind)
         elif isinstance(rule, list) or not rule(found):
-            raise _damaged(path, f"{key} is {str(found)[:60]!r}")
+            raise _damaged(path, f"{key} is {str(found)[:60]!r}", kind)
 
 
 _MISSING = object()
@@ -250,5 +305,6 @@ def _part(value: Any, path: Sequence[str]) -> Any:
     return value
 
 
-def _damaged(path: Path, problem: str) -> InputError:
-    return InputError(f"{path} is not a run's {path.name} ({problem}): restore it from a copy")
+def _damaged(path: Path, problem: str, kind: str = "") -> InputError:
+    what = kind or f"a run's {path.name}"
+    return InputError(f"{path} is not {what} ({problem}): restore it from a copy")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack, named
 from mrboost.attacks.adaptive import attacks_on
 from mrboost.data import Dataset
-from mrboost.devices import make_fabric, under_torchrun
+from mrboost.devices import device_name, make_fabric, under_torchrun
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
@@ -68,7 +64,7 @@ def _carry_out(training: Training, dataset: Dataset, where: dict[str, Any]) -> N
         boost(training.recipe, dataset, out=training.folder, resume=True, first=first, **options)
     run = Run.open(training.folder)
     device, progress = where["device"], where["progress"]
-    here = {_device_name(device)}
+    here = {device_name(make_fabric(device).device)}
     run.save_results(
         lambda results: results | {"hardware": sorted(here.union(results.get("hardware", [])))}
     )
@@ -111,11 +107,3 @@ def attacks_of(run: Run, names: Iterable[str], model: Ensemble | Mixture) -> dic
         found = attacks_on(model, PGD(eps, norm, steps=MIXTURE_STEPS, step_size=step))
         known = {f"{name}, pgd-{MIXTURE_STEPS}": attack for name, attack in found.items()}
     return {name: known.get(name) or named(name, eps, norm, step) for name in names}
-
-
-def _device_name(device: str) -> str:
-    """The name of the GPU, or the kind of processor and its cores."""
-    found = make_fabric(device).device
-    if found.type == "cuda":
-        return torch.cuda.get_device_name(found)
-    return f"{platform.machine()} {found.type}, {os.cpu_count()} cores"
