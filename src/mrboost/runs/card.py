@@ -139,8 +139,7 @@ def _data(found: Evaluated) -> dict[str, Any]:
 def _outcome(outcome: Outcome, attacks: Mapping[str, Attack]) -> dict[str, Any]:
     """An attack's figures, and its settings; ``correct`` has a bit for each image."""
     attack = attacks.get(outcome.attack)
-    several = isinstance(attack, InTurn) and not isinstance(attack, Search)
-    parts = attack.searches if several else ()
+    parts = () if isinstance(attack, Search) or not isinstance(attack, InTurn) else attack.searches
     certain = all(value in (0, 1) for value in outcome.correct)
     kept = ("attack", "accuracy", "interval", "seconds", "black_box", "stages")
     values = asdict(outcome)
