@@ -62,13 +62,12 @@ class Quick(InTurn):
 
     @property
     def searches(self) -> tuple[Search, ...]:
-        ball = (self.eps, self.norm)
-        some = {"near": 0.0, "sample": self.sample}
+        ball, some = (self.eps, self.norm), self.sample
         return (
             APGD(*ball, steps=12, targets=9),
             APGD(*ball, near=NEAR),
             APGD(*ball, targets=4, nearest=True, near=NEAR),
-            APGD(*ball, **some),
-            FAB(*ball, targets=3, nearest=True, **some),
-            Square(*ball, steps=1000, **some),
+            APGD(*ball, near=0, sample=some),
+            FAB(*ball, targets=3, nearest=True, near=0, sample=some),
+            Square(*ball, steps=1000, near=0, sample=some),
         )

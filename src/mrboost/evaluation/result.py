@@ -86,8 +86,7 @@ class Outcome:
         seconds = found["seconds"].sum(dim=0).tolist()
         groups = [correct[y == k] for k in range(int(y.max()) + 1)]
         stages: list[Stage] = []
-        several = isinstance(attack, InTurn) and not isinstance(attack, Search)
-        for number, search in enumerate(attack.searches if several else ()):
+        for number, search in enumerate(_parts(attack)):
             stand = left(found["stage"], number + 1).double()
             figures = stand.mean().item(), _interval(stand), seconds[number]
             black_box, sample = not search.uses_gradients, search.sample or None
@@ -111,6 +110,12 @@ class Outcome:
             norm=norm,
             labels=digest(y),
         )
+
+
+def _parts(attack: Attack | None) -> tuple[Search, ...]:
+    """Of an attack that is several in turn."""
+    several = isinstance(attack, InTurn) and not isinstance(attack, Search)
+    return attack.searches if several else ()
 
 
 def _interval(correct: Tensor) -> Interval:
