@@ -114,8 +114,9 @@ class Outcome:
 
 def _parts(attack: Attack | None) -> tuple[Search, ...]:
     """Of an attack that is several in turn."""
-    several = isinstance(attack, InTurn) and not isinstance(attack, Search)
-    return attack.searches if several else ()
+    if isinstance(attack, InTurn) and not isinstance(attack, Search):
+        return attack.searches
+    return ()
 
 
 def _interval(correct: Tensor) -> Interval:
