@@ -164,7 +164,9 @@ class Evaluation:
         ball = "several balls, or unknown ones"
         if self.eps is not None:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
-        width = max([14, *(len(outcome.attack) + 2 for outcome in self.outcomes)])
+        stages = [stage.attack for outcome in self.outcomes for stage in outcome.stages]
+        names = [outcome.attack for outcome in self.outcomes]
+        width = max([14, *(len(name) + 2 for name in names), *(len(name) + 4 for name in stages)])
 
         def row(
             name: str, accuracy: float, interval: Interval, margins: str = "", seconds: str = ""
