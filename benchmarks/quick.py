@@ -7,6 +7,7 @@ accuracy of both, the points that only one of them breaks, the share on which th
 seconds of both (of the processor, where the model runs on one, so that other work on the machine
 does not count) and their ratio, and whether quick's own sample raised a doubt. Each point that
 quick breaks is shown to the model once more, alone and in float32, and must lie in ball and box.
+With --seeds 2 AutoAttack runs once more, for the points on which its own two seeds differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import mrboost  # isort: skip  # before torch, as in the command: it says how id
 import torch
 from autoattack import invalid
 from safetensors.torch import load_file
+from torch import Tensor
 
+from mrboost.attacks import AutoAttack, Quick
 from mrboost.evaluation.doubts import contradictions
 from mrboost.options import fraction
 from mrboost.runs import Run
@@ -43,15 +46,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", metavar="RUN[@NORM:EPS]", nargs="+")
     parser.add_argument("--n", type=int, default=None)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of AutoAttack, 1 or 2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", default=None)
     options = parser.parse_args()
+    columns = [*COLUMNS, "two seeds of AutoAttack differ on"][: len(COLUMNS) + options.seeds - 1]
     rows = []
     for given in options.runs:
         path, _, ball = given.partition("@")
         rows.append(row(Path(path), ball, options))
         print(" ".join(rows[-1]), flush=True)
-    for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows):
+    for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
 
 
@@ -66,40 +71,34 @@ def row(path: Path, ball: str, options: argparse.Namespace) -> list[str]:
     model(x[:8].clone().requires_grad_(True)).sum().backward()  # what a process loads once
     model.zero_grad(set_to_none=True)
     clock = time.perf_counter if x.is_cuda else time.process_time
-    stands, seconds = [], []
+    attacks = {f"seed {seed}": AutoAttack(radius, norm, seed=seed) for seed in range(options.seeds)}
+    stands: dict[str, Tensor] = {}
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "examples.safetensors"
-        for attack in ("quick", "autoattack"):
+        for label, attack in {"quick": Quick(radius, norm), **attacks}.items():
+            file = Path(folder) / f"{label}.safetensors"
+            how = {"check": False, "progress": True, "examples": file}
             began = clock()
-            found = mrboost.evaluate(
-                model,
-                x,
-                y,
-                attack,
-                eps=radius,
-                norm=norm,
-                check=False,
-                progress=True,
-                examples=file if attack == "quick" else None,
-            )
-            seconds.append(clock() - began)
-            stands.append(torch.tensor(found[attack].correct))
-            if attack == "quick":
-                outcomes = found.to_dict()["outcomes"]
-        adv = load_file(file)["quick"].to(x.device)
-    quick, standard = stands
-    bad = invalid(model, x, y, adv, quick, radius, norm)
+            found = mrboost.evaluate(model, x, y, {label: attack}, **how)
+            seconds[label] = clock() - began
+            stands[label] = torch.tensor(found[label].correct)
+            if label == "quick":
+                doubts = contradictions(found.to_dict()["outcomes"])
+        adv = load_file(Path(folder) / "quick.safetensors")["quick"].to(x.device)
+    quick, standard = stands["quick"], stands["seed 0"]
     only, missed = int((~quick & standard).sum()), int((quick & ~standard).sum())
+    other = [int((stands[label] != standard).sum()) for label in list(attacks)[1:]]
     return [
         f"{path.name} {norm} {radius:.3g}, {len(y)}",
-        f"{quick.float().mean():.2%} / {standard.float().mean():.2%}".replace("%", ""),
+        f"{100 * quick.float().mean():.2f} / {100 * standard.float().mean():.2f}",
         str(only),
         str(missed),
         f"{100 * (quick == standard).float().mean():.2f}",
-        str(bad),
-        f"{seconds[0]:.1f} / {seconds[1]:.1f}",
-        f"{100 * seconds[0] / seconds[1]:.1f}",
-        "yes" if contradictions(outcomes) else "no",
+        str(invalid(model, x, y, adv, quick, radius, norm)),
+        f"{seconds['quick']:.1f} / {seconds['seed 0']:.1f}",
+        f"{100 * seconds['quick'] / seconds['seed 0']:.1f}",
+        "yes" if doubts else "no",
+        *map(str, other),
     ]
 
 

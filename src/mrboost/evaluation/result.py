@@ -86,8 +86,7 @@ class Outcome:
         seconds = found["seconds"].sum(dim=0).tolist()
         groups = [correct[y == k] for k in range(int(y.max()) + 1)]
         stages: list[Stage] = []
-        several = isinstance(attack, InTurn) and not isinstance(attack, Search)
-        for number, search in enumerate(attack.searches if several else ()):
+        for number, search in enumerate(_parts(attack)):
             stand = left(found["stage"], number + 1).double()
             figures = stand.mean().item(), _interval(stand), seconds[number]
             black_box, sample = not search.uses_gradients, search.sample or None
@@ -111,6 +110,13 @@ class Outcome:
             norm=norm,
             labels=digest(y),
         )
+
+
+def _parts(attack: Attack | None) -> tuple[Search, ...]:
+    """Of an attack that is several in turn."""
+    if isinstance(attack, InTurn) and not isinstance(attack, Search):
+        return attack.searches
+    return ()
 
 
 def _interval(correct: Tensor) -> Interval:
@@ -162,7 +168,9 @@ class Evaluation:
         ball = "several balls, or unknown ones"
         if self.eps is not None:
             ball = f"{self.norm or 'unknown norm,'} eps = {format_eps(self.eps)}"
-        width = max([14, *(len(outcome.attack) + 2 for outcome in self.outcomes)])
+        stages = [stage.attack for outcome in self.outcomes for stage in outcome.stages]
+        names = [outcome.attack for outcome in self.outcomes]
+        width = max([14, *(len(name) + 2 for name in names), *(len(name) + 4 for name in stages)])
 
         def row(
             name: str, accuracy: float, interval: Interval, margins: str = "", seconds: str = ""
