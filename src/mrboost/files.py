@@ -25,7 +25,7 @@ from torch import Tensor
 from .errors import InputError
 
 State = dict[str, Tensor]
-MOST_TEXT = 2**27  # bytes of JSON; read, they take up to twenty times as much memory
+MOST_TEXT = 2**27  # bytes of JSON; parsed, they take up to 25 times as much memory
 MOST_NESTED = 50  # levels of a JSON value; our own files have a tenth of them
 
 

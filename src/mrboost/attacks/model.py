@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.ensemble import refuse_grey_levels
-from mrboost.errors import InputError, UnfitError
+from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.seeds import keep_random_state
 
 Classifier = Callable[[Tensor], Tensor]
@@ -188,6 +188,8 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         raise InputError(f"{wanted} {tuple(logits.shape)}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
+    if logits.isnan().any():
+        raise NanLogitsError(0)
     classes = logits.shape[1]
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= classes:
