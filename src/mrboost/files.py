@@ -169,6 +169,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def write_texts(files: Mapping[Path, str]) -> None:
     """Pages and plots, where the user wants them."""
     for path, text in files.items():
+        require_regular(path)  # to put a file in the place of /dev/null would harm all
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
