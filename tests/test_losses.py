@@ -206,6 +206,14 @@ def test_refuses_what_is_not_logits_and_labels(loss) -> None:
         loss(logits, target.float())
     with pytest.raises(ValueError, match="'median'"):
         loss(logits, target, reduction="median")
+    for label, span in ((-1, r"-1\.\.0"), (3, r"0\.\.3"), (10**9, r"0\.\.1000000000")):
+        with pytest.raises(ValueError, match=rf"labels must lie in 0\.\.2, got {span}"):
+            loss(logits, torch.tensor([0, label]))
+    with pytest.raises(TypeError, match=r"floating point, got torch\.int64"):
+        loss(logits.long(), target)
+    for odd in (None, [0, 0], target.to_sparse()):
+        with pytest.raises(TypeError, match="dense tensors"):
+            loss(logits, odd)
 
 
 def test_dlr_needs_three_classes() -> None:

@@ -126,6 +126,8 @@ def test_a_draw_fills_the_ball_uniformly(norm) -> None:
         ("Linf", -0.1, "must be positive and finite, got -0.1"),
         ("Linf", float("nan"), "must be positive and finite, got nan"),
         ("L2", float("inf"), "positive and finite, got inf"),
+        ("L2", 1e300, r"positive and finite, got 1e\+300"),
+        ("L1", 10**400, "positive and finite, got 1000"),
         ("Linf", 8.0, r"\(0, 1\].*8.0.*divide grey levels by 255"),
         ("linf", 0.1, "unknown norm 'linf': did you mean Linf"),
     ],

@@ -25,7 +25,7 @@ from torch import Tensor
 from .errors import InputError
 
 State = dict[str, Tensor]
-MOST_TEXT = 2**27  # bytes of JSON; read, they take up to twenty times as much memory
+MOST_TEXT = 2**27  # bytes of JSON; parsed, they take up to 25 times as much memory
 MOST_NESTED = 50  # levels of a JSON value; our own files have a tenth of them
 
 
@@ -169,6 +169,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def write_texts(files: Mapping[Path, str]) -> None:
     """Pages and plots, where the user wants them."""
     for path, text in files.items():
+        require_regular(path)  # to put a file in the place of /dev/null would harm all
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())

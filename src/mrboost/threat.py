@@ -23,7 +23,6 @@ largest gradients share it.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -247,7 +246,7 @@ def ball(norm: str, eps: float) -> Threat:
     kind = look_up("norm", str(norm), _NORMS)
     if isinstance(eps, bool) or not isinstance(eps, int | float):
         raise InputError(f"eps must be a plain number, got {eps!r}: write 8 / 255 or float(eps)")
-    if not 0 < eps <= sys.float_info.max:
+    if not 0 < eps <= _LARGEST:
         raise InputError(f"eps must be positive and finite, got {eps!r:.80}: 8/255 is usual")
     found = kind(eps)
     if eps > found.largest:
@@ -265,6 +264,7 @@ def radius(eps: object) -> float:
     raise InputError(f"eps must be a number, got {eps!r:.80}: write 8 / 255, say")
 
 
+_LARGEST = 1e15  # its square is finite in float32
 _NEWTON_STEPS = 7
 _FAR = 1e30  # λ where no pixel has room left: further than any
 

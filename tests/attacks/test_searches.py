@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import mrboost
-from mrboost.attacks import APGD, FAB, PGD, AutoAttack, Search, Square
+from mrboost.attacks import APGD, FAB, FGSM, PGD, AutoAttack, Search, Square
 from mrboost.attacks.survivors import run
 from mrboost.errors import InputError
 from mrboost.losses import dlr
@@ -189,11 +189,20 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0, first=10)
 
 
+@pytest.mark.parametrize("attack", [FGSM(0.1), PGD(0.1, steps=2), APGD(0.1, steps=2)])
+def test_no_attack_takes_logits_that_are_nan(attack, model, batch) -> None:
+    with pytest.raises(InputError, match="logits for image 0 are NaN"):
+        attack(lambda x: model(x) * torch.nan, *batch)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: APGD(0.1, steps=0), "steps must be at least 1, got 0"),
         (lambda: APGD(0.1, eot=0), "eot must be at least 1, got 0"),
+        (lambda: APGD(0.1, steps="3"), "steps must be a whole number, got '3'"),
+        (lambda: PGD(0.1, seed="a"), "seed must be a whole number, got 'a'"),
+        (lambda: PGD(0.1, step_size=[0.1]), r"step_size must be positive, got \[0\.1\]"),
         (lambda: PGD(0.1, restarts=0), "restarts must be at least 1, got 0"),
         (lambda: PGD(0.1, step_size=-1.0), "step_size must be positive, got -1.0"),
         (

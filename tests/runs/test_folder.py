@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import random
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mrboost
-from commands import error_of
+from commands import error_of, snapshot
 from mrboost.cli.main import main
 from mrboost.data import Dataset
 from mrboost.errors import InputError
 from mrboost.files import read_facts
 from mrboost.runs import Run
-from mrboost.runs.compare import text_table
 
 QUICK = {"model": "cnn-digits", "device": "cpu", "epochs": 2}
 
@@ -170,43 +167,90 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(run: Path, capsys) -> None:
         (run / name).unlink()
 
 
-HOSTILE = (None, -1, 0, 1e308, 10**30, float("nan"), True, "", "x\x1b[2J", [], [1], {}, {"a": 1})
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container with every key in it."""
-    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-    inner = [place for _, item in pairs if isinstance(item, dict | list) for place in _places(item)]
-    return [(value, key) for key, _ in pairs] + inner
-
-
-def test_no_value_anywhere_ends_in_a_traceback(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+@pytest.mark.parametrize(
+    ("part", "command"),
+    [("members", "train"), ("checkpoint", "train"), ("checkpoint", "evaluate")],
+)
+def test_a_link_takes_nothing_out_of_a_run(
+    part: str, command: str, run: Path, tmp_path: Path, capsys
 ) -> None:
-    """One value of a run's files is replaced, or is gone: commands work, or say one line."""
-    monkeypatch.setattr(mrboost.training.boost, "_rounds", lambda *_: mrboost.load(finished))
-    draw = random.Random(0)
-    commands: list[Callable[[str], list[str]]] = [
-        lambda run: ["train", "--resume", "--out", run, "--device", "cpu", "--quiet"],
-        lambda run: ["evaluate", run, "--attack", "fgsm", "--n", "2", "--device", "cpu", "--quiet"],
-    ]
-    for case in range(int(os.environ.get("MRBOOST_FUZZ", "20"))):
-        run = tmp_path / str(case)
-        shutil.copytree(finished, run)
-        name = ("config.json", "results.json", "metrics.jsonl")[case % 3]
-        lines = (run / name).read_text().splitlines() if name == "metrics.jsonl" else None
-        value = json.loads(lines[0] if lines else (run / name).read_text())
-        container, key = draw.choice(_places(value))
-        if draw.random() < 0.2 and isinstance(container, dict):
-            del container[key]
-        else:
-            container[key] = draw.choice(HOSTILE)
-        text = json.dumps(value)
-        (run / name).write_text("\n".join([text, *lines[1:]]) if lines else text)
-        for command in commands:
-            given = command(str(run))
-            assert main(given) in (0, 2), (given, text)
-        with suppress(InputError):
-            text_table([run, finished])
-        assert "\x1b" not in capsys.readouterr().err
-        shutil.rmtree(run)
+    """Nothing is written, nor tidied up, where the links of a stranger's run lead."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in (".notes.1.tmp", "state.safetensors"):
+        (theirs / name).write_text("years of work")
+    before = snapshot(theirs)
+    shutil.rmtree(run / part)
+    (run / part).symlink_to(theirs, target_is_directory=True)
+    given = ["train", "--resume", "--out", run] if command == "train" else ["evaluate", run]
+    assert "leads out of" in error_of(capsys, *given, "--device", "cpu", "--quiet")
+    assert snapshot(theirs) == before  # without a lock, too
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "report", "reweight"])
+def test_nothing_is_fetched_into_a_folder_that_a_run_names(
+    command: str, run: Path, tmp_path: Path, capsys
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config |= {"data": "mnist", "data_dir": str(tmp_path / "new")}
+    (run / "config.json").write_text(json.dumps(config))
+    given = ["train", "--resume", "--out", run] if command == "train" else [command, run]
+    message = error_of(capsys, *given, "--device", "cpu", "--quiet")
+    assert "mnist not found" in message
+    assert "download failed" not in message
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model": "99xwrn-34-10"}, {"model": "5xcnn-digits"}, {"input": {"shape": [1, 9999, 9999]}}],
+    ids=str,
+)
+def test_a_network_is_no_larger_than_its_weights(
+    changed: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """It is refused before it takes memory."""
+    monkeypatch.setattr(Run, "new_model", lambda _: pytest.fail("it was built"))
+    config = json.loads((run / "config.json").read_text())
+    config["model"] = changed.get("model", config["model"])
+    config["input"] |= changed.get("input", {})
+    (run / "config.json").write_text(json.dumps(config))
+    message = error_of(capsys, "evaluate", run, "--device", "cpu", "--quiet")
+    assert "does not fit model" in message
+    assert "numbers" in message
+
+
+def test_what_is_lost_of_the_metrics_is_said_before_more_is_trained(run: Path, capsys) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(f"{lines[0][:20]}\n{lines[1]}\n")
+    grow = ["train", "--resume", "--out", run, "--rounds", "3", "--device", "cpu", "--quiet"]
+    assert "metrics.jsonl is not valid JSON" in error_of(capsys, *grow)
+    (run / "metrics.jsonl").write_text(f"{lines[1]}\n{lines[0][:20]}\n")
+    assert "has no line of round 1" in error_of(capsys, *grow)
+    assert Run.open(run).config["rounds"] == 2
+    assert Run.open(run).rounds_done() == 2
+
+
+def test_a_file_of_text_is_not_read_without_end(run: Path, capsys) -> None:
+    for name in ("config.json", "results.json", "metrics.jsonl", "members/weights.json"):
+        kept = (run / name).read_bytes() if (run / name).exists() else None
+        (run / name).touch()
+        os.truncate(run / name, 2**40)  # it takes no room on the disk
+        grow = ["train", "--resume", "--out", run, "--rounds", "3", "--device", "cpu", "--quiet"]
+        assert f"{name} has 1,099,511,627,776 bytes" in error_of(capsys, *grow)
+        (run / name).unlink()
+        if kept is not None:
+            (run / name).write_bytes(kept)
+
+
+def test_a_full_disk_names_the_file_and_the_remedy(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    message = error_of(capsys, "reweight", run, "--device", "cpu", "--quiet")
+    assert "No space left on device" in message
+    assert "weights.json" in message
+    assert "make room there" in message

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class InBall(Attack):
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
+        if self.seed is not None and not isinstance(self.seed, SupportsIndex):
+            raise InputError(f"seed must be a whole number, got {self.seed!r:.80}")
 
     @property
     def threat(self) -> Threat:
@@ -72,8 +74,10 @@ class InBall(Attack):
         """Refuse an attack for which one of these numbers is below 1."""
         for name in names:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be at least 1, and whole, got {value!r:.80}")
+            if not isinstance(value, SupportsIndex):
+                raise InputError(f"{name} must be a whole number, got {value!r:.80}")
+            if value.__index__() < 1:
+                raise InputError(f"{name} must be at least 1, got {value!r:.80}")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.ensemble import refuse_grey_levels
-from mrboost.errors import InputError, UnfitError
+from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.seeds import keep_random_state
 
 Classifier = Callable[[Tensor], Tensor]
@@ -120,7 +120,7 @@ def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, T
     check_batch(x, y)
     with attacked(model), keep_random_state(x.device), torch.inference_mode(False):
         x, y = x.detach().clone(), y.clone()  # tensors of inference mode cannot enter autograd
-        yield x, y, check_logits(model, x, y)
+        yield x, y, check_logits(model, x, y, nan=False)
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:
@@ -164,9 +164,9 @@ def check_targets(targets: Tensor, y: Tensor, classes: int) -> Tensor:
     return targets.clone()
 
 
-def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
+def check_logits(model: Classifier, x: Tensor, y: Tensor, *, nan: bool = True) -> int:
     """The number K of classes; refuses a model that does not answer the first image with logits
-    ``(1, K)``, and labels beyond K."""
+    ``(1, K)``, which may be ``nan`` or not, and labels beyond K."""
     if not callable(model) or isinstance(model, type):
         problem = f"a model is an nn.Module or a function, got {model!r}"
         raise InputError(f"{problem}: mrboost.load(folder) loads a run's")
@@ -188,6 +188,8 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         raise InputError(f"{wanted} {tuple(logits.shape)}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
+    if not nan and logits.isnan().any():
+        raise NanLogitsError(0)
     classes = logits.shape[1]
     low, high = y.min().item(), y.max().item()
     if low < 0 or high >= classes:

@@ -153,7 +153,11 @@ def check_size(name: str, shape: Shape, classes: int, state: State, path: str | 
         raise
     except Exception:
         return
-    most, found = (sum(t.numel() for t in s.values()) for s in (state, network.state_dict()))
+    # BatchNorm's counters of batches may be missing
+    most, found = (
+        sum(value.numel() for value in tensors.values() if value.is_floating_point())
+        for tensors in (state, network.state_dict())
+    )
     if found > most:
         raise InputError(
             f"{path} does not fit model {name!r}: it holds {most:,} numbers, and the model has "

@@ -38,6 +38,7 @@ LIMITS = {
     "validation": (1, 10**12),
     "seed": (0, 2**63 - 1),
 }
+_LARGEST = 2**63  # of any option: beyond it, numbers overflow on the way
 _POSITIVE = ("lr", "later_lr", "step_size", "judge_step")
 _OPTIONAL_PARTS: dict[str, object] = {"awp": AWP(), "cutmix": CutMix()}
 _NAMED_PARTS: dict[str, Mapping[str, object]] = {
@@ -145,6 +146,9 @@ def configure(
     for name in given:
         if name not in BY_NAME:
             raise unknown_name("option", name, BY_NAME)
+        value = given[name]
+        if isinstance(value, int | float) and _LARGEST < abs(value) < math.inf:
+            raise InputError(f"{name} must be less than 2**63, got {value!r:.80}: give a usual one")
     if "eps" in given:
         given["eps"] = radius(given["eps"])
     for name in ("sampler", "loss"):

@@ -430,6 +430,10 @@ def _epoch(path: Path) -> int:
 
 def _check_free(folder: Path, *, resume: bool) -> None:
     """Refuse a folder in which a run may not be started, or gone on with."""
+    try:
+        str(folder).encode()  # files of weights have names in UTF-8
+    except UnicodeEncodeError:
+        raise InputError(f"{str(folder)!r} is no UTF-8: choose another --out") from None
     if (folder / "config.json").exists():
         if not resume:
             raise InputError(

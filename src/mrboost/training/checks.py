@@ -24,6 +24,10 @@ def check_parts(config: Config, learner: nn.Module, dataset: Dataset, processes:
     """
     if config.batch_size < 2 * processes:
         raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
+    _, height, width = dataset.shape
+    if not 0 <= config.augment.padding <= max(height, width):
+        most = f"0 to {max(height, width)}, the images' size"
+        raise InputError(f"padding must be {most}, got {config.augment.padding}")
     few = dataset.train[:2]
     x, y = few.images().cpu(), few.y.cpu()
     with global_stream(0, torch.device("cpu")):
