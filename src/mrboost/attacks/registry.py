@@ -17,6 +17,7 @@ from .autoattack import AutoAttack
 from .base import Attack, as_attack
 from .fab import FAB
 from .pgd import CW, FGSM, PGD
+from .rays import RayS
 from .square import Square
 
 Factory = Callable[[float, str], Any]
@@ -32,6 +33,7 @@ _NAMES: dict[str, Factory] = {
     "fab": FAB,
     "fab-t": partial(FAB, targets=9),
     "square": Square,
+    "rays": RayS,
     "autoattack": AutoAttack,
     "autoattack-plus": partial(AutoAttack, version="plus"),
     "autoattack-rand": partial(AutoAttack, version="rand"),

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, AutoAttack, Search
+from mrboost.attacks import PGD, Attack, AutoAttack, Search
 from mrboost.attacks.survivors import Hooks, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
-from mrboost.errors import UnfitError
+from mrboost.errors import InputError, UnfitError
 from mrboost.files import State
 from mrboost.losses import margin
+from mrboost.models import BlackBox
 from mrboost.progress import Meter
 from mrboost.seeds import derive, global_stream, random_state, set_random_state
 
@@ -29,8 +30,15 @@ SAVE_EVERY = 20.0
 def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
     """Refuse before anything runs what one of the attacks cannot do."""
     for attack in attacks:
+        if isinstance(chunk.model, BlackBox) and _needs_gradients(attack):
+            problem = f"{attack.name} needs gradients, and the model only answers"
+            raise InputError(f"{problem}: use square, rays, or a differentiable surrogate=")
         if isinstance(attack, Search | AutoAttack):
             check_searches(searches_of(attack), chunk.model, chunk.x, chunk.classes)
+
+
+def _needs_gradients(attack: Attack) -> bool:
+    return attack.uses_gradients and isinstance(attack, Search | AutoAttack | PGD)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, Classifier, as_attack, named
+from mrboost.attacks import BPDA, Attack, Classifier, as_attack, named
+from mrboost.attacks.adaptive import on_surrogate
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
 from mrboost.devices import device_of
@@ -34,6 +35,7 @@ from .result import Evaluation, UnfinishedError
 from .resume import Saved
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
+Ball = tuple[float | None, str | None]  # eps and norm, of attacks that say theirs
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
 
 
@@ -74,12 +76,15 @@ def evaluate(
     keep: str | Path | None = None,
     resume: bool = False,
     examples: str | Path | None = None,
+    surrogate: Classifier | None = None,
 ) -> Evaluation:
     """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean
     and under each attack.
 
     Args:
-        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits.
+        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits. A
+            function of numpy arrays, a session of ONNX Runtime, or a function that returns labels
+            has no gradients: ``square`` and ``rays`` attack it.
         x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the
             model batch by batch. Without ``y``, a ``Split`` or any iterable of pairs (images,
             labels), such as a ``DataLoader``.
@@ -97,6 +102,9 @@ def evaluate(
             it when you are done.
         examples: a file, .safetensors or .npz, for the adversarial images of each attack,
             beside the clean ones.
+        surrogate: a differentiable stand-in for the model, images to logits, where a part of it
+            has no useful gradient. Attacks then follow its gradients (``attacks.BPDA``), and what
+            PGD-100 finds on it alone is tried on the model too, as ``surrogate``.
 
     Returns:
         The figures. Where attacks fail, ``UnfinishedError`` has those of the others.
@@ -108,6 +116,9 @@ def evaluate(
     options = EvaluationOptions(batch_size, progress, check, folder, resume, file)
     eps = radius(eps)
     attacks = resolve_attacks(attack, eps, norm)
+    if surrogate is not None:
+        model = BPDA(model, surrogate)
+        attacks |= on_surrogate(model, *_common_ball(attacks, (eps, norm), otherwise=(eps, norm)))
     measured = measure(model, x, y, attacks, options, ball=(eps, norm))
     if measured.problem:
         raise UnfinishedError(measured.problem, measured.evaluation())
@@ -134,8 +145,7 @@ def measure(
     Returns:
         What is known of each image; where attacks failed, it says so.
     """
-    balls = {ball_of(attack) for attack in attacks.values()} or {ball}
-    eps, norm = balls.pop() if len(balls) == 1 else (None, None)
+    eps, norm = _common_ball(attacks, ball, otherwise=(None, None))
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
     measured = Measurements({"clean": None, **attacks}, eps, norm, options.check)
     with (
@@ -165,6 +175,12 @@ def measure(
             observer.on_end()
     problems = [observer.problem for observer in observers if observer.problem]
     return replace(measured, doubts=doubts.doubts, problem="; ".join(problems))
+
+
+def _common_ball(attacks: Mapping[str, Attack], ball: Ball, *, otherwise: Ball) -> Ball:
+    """The ball of all these attacks; ``ball`` if there are none, ``otherwise`` if they differ."""
+    balls = {ball_of(attack) for attack in attacks.values()} or {ball}
+    return balls.pop() if len(balls) == 1 else otherwise
 
 
 def _attack_chunk(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
-from mrboost.attacks.adaptive import adaptive
+from mrboost.attacks.adaptive import adaptive, on_surrogate
 from mrboost.data import Dataset, Split, drawn, validation_split
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import lost_processes, make_fabric
@@ -202,7 +202,8 @@ def evaluate_run(
     if callable(attack):
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
     if request.adaptive:
-        attacks |= adaptive(model, eps, norm)
+        attacks |= adaptive(model, eps, norm, test[:8].images())
+    attacks |= on_surrogate(model, eps, norm)
     members = len(model) if isinstance(model, Ensemble | Mixture) else 1
     own = _own_options(options, run, f"{request.which}-{members}", rank, world)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))

@@ -30,6 +30,7 @@ def given_model(
     *,
     weights: str | Path | None = None,
     normalize: str | None = None,
+    surrogate: str | None = None,
     eps: float | None = None,
     norm: str = "Linf",
     data_dir: str | Path | None = None,
@@ -42,6 +43,7 @@ def given_model(
         out: a new folder, or one of the same model and data.
         weights: a file of them, where it has none of its own.
         normalize: mean and deviation that it expects, as ``models.source.normalization`` reads.
+        surrogate: name of a differentiable stand-in, whose gradients attacks follow.
         eps, norm: the ball of evaluations that name none; that of the data if not given.
         data_dir: where the data lie.
 
@@ -60,6 +62,8 @@ def given_model(
         given["weights"] = str(Path(weights).absolute())
     if normalize is not None:
         given["normalize"] = list(normalization(normalize, dataset.shape[0]))
+    if surrogate is not None:
+        given["surrogate"] = surrogate
     description = {
         "format": FORMAT,
         "recipe": {"name": name, "summary": "trained elsewhere"},
