@@ -70,12 +70,13 @@ def voters(model: Classifier, x: Tensor) -> list[nn.Module]:
     """
     labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     with checked(model, x, labels) as (images, _, classes), torch.enable_grad():
+        images.requires_grad_(True)
         with _watched() as calls:
-            model(images.requires_grad_(True))
+            model(images.clone())  # it may work in place
         found = _apart(calls, (len(x), classes))
         while len(found) == 1:
             found = _apart(found[0].inside, (len(x), classes))
-        if not all(_answer(call).requires_grad for call in found):
+        if not all(_comes_from(_answer(call), images) for call in found):
             return []
     return list(dict.fromkeys(call.module for call in found))
 
@@ -104,6 +105,7 @@ def _answer(call: _Call) -> Tensor:
 
 
 def _comes_from(answer: Tensor, other: Tensor) -> bool:
+    """Whether there is a gradient of one in the other."""
     if not answer.requires_grad or not other.requires_grad:
         return False
     (slope,) = torch.autograd.grad(answer.sum(), other, retain_graph=True, allow_unused=True)
