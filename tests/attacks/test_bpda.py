@@ -40,7 +40,7 @@ def test_a_rounding_model_falls_with_a_surrogate(undefended, batch) -> None:
     masked = mrboost.evaluate(model, *batch, "pgd-20", eps=0.15)
     assert masked["pgd-20"].accuracy > masked["clean"].accuracy - 0.1
     (doubt,) = [one for one in masked.doubts if one.check == "zero-gradient"]
-    assert "surrogate=" in doubt.message
+    assert "stand-in for the model as surrogate" in doubt.message
     found = mrboost.evaluate(model, *batch, "pgd-20", eps=0.15, surrogate=undefended)
     assert found["clean"].correct == masked["clean"].correct
     assert found["pgd-20"].accuracy < masked["pgd-20"].accuracy - 0.3

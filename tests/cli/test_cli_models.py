@@ -370,4 +370,4 @@ def test_a_function_of_arrays_and_a_session_are_evaluated(name: str, here, capsy
     assert found["outcomes"][1]["accuracy"] <= found["outcomes"][0]["accuracy"]
     assert [doubt["check"] for doubt in found["doubts"]] == ["no-gradient"]
     message = error_of(capsys, *command)
-    assert "fgsm needs gradients, and the model only answers: use square, rays" in message
+    assert "fgsm needs gradients, and the model only answers: use square or rays" in message

@@ -177,8 +177,9 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor) -> int:
         raise UnfitError(f"the model does not take images of {given}: {says}", error) from error
     wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
     if not isinstance(logits, Tensor):
-        wrapper = "BlackBox" if isinstance(logits, np.ndarray) else "Logits"
-        raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.{wrapper}(model)")
+        is_array = isinstance(logits, np.ndarray)
+        wrapper = "BlackBox(model, tensors=True)" if is_array else "Logits(model)"
+        raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.{wrapper}")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
         remedy = ""
         if logits.ndim == 1 and not logits.is_floating_point():
@@ -245,7 +246,7 @@ def check_gradient(gradient: Tensor | None) -> Tensor:
     """Refuse a model that has no gradient."""
     if gradient is None:
         problem = "the model's logits have no gradient in its input: it detaches or rounds"
-        remedy = "Use square or rays, which need none, or name a differentiable surrogate="
+        remedy = "Use square or rays, which need none, or name a differentiable surrogate"
         raise InputError(f"{problem} on the way. {remedy}")
     return gradient
 

@@ -32,7 +32,7 @@ def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
     for attack in attacks:
         if isinstance(chunk.model, BlackBox) and _needs_gradients(attack):
             problem = f"{attack.name} needs gradients, and the model only answers"
-            raise InputError(f"{problem}: use square, rays, or a differentiable surrogate=")
+            raise InputError(f"{problem}: use square or rays, or name a differentiable surrogate")
         if isinstance(attack, Search | AutoAttack):
             check_searches(searches_of(attack), chunk.model, chunk.x, chunk.classes)
 

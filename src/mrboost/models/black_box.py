@@ -49,8 +49,9 @@ class BlackBox:
     tensors: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        answers = self._asked(x.detach())
-        answers = answers.detach() if isinstance(answers, Tensor) else torch.tensor(answers)
+        with torch.no_grad():
+            answers = self._asked(x.detach())
+        answers = answers if isinstance(answers, Tensor) else torch.tensor(answers)
         answers = answers.to(x.device)
         if answers.ndim == 1:
             return self._one_hot(answers)
@@ -102,19 +103,22 @@ def as_model(model: Any, x: Tensor, classes: int) -> Any:
         return BlackBox(model, classes)
     if isinstance(model, nn.Module | type) or not callable(model):
         return model
-    answer = _tried(model, x[:1].detach().clone().requires_grad_(True))
+    image = x[:1].detach()
+    answer = _tried(model, image.clone().requires_grad_(True))
     if isinstance(answer, Tensor):
         is_labels = answer.ndim == 1 and not answer.is_floating_point()
         return BlackBox(model, classes, tensors=True) if is_labels else model
-    answer = _tried(model, x[:1].detach().cpu().numpy().copy())
-    is_array = isinstance(answer, np.ndarray | list) and np.asarray(answer).ndim in (1, 2)
-    return BlackBox(model, classes) if is_array else model
+    for tensors in (False, True):
+        answer = _tried(model, image.clone() if tensors else image.cpu().numpy().copy())
+        if isinstance(answer, np.ndarray | list) and np.asarray(answer).ndim in (1, 2):
+            return BlackBox(model, classes, tensors)
+    return model
 
 
 def _tried(model: Callable[[Any], Any], x: Any) -> Any:
     """What a function answers; None where it raises, as one of arrays may for a tensor."""
     try:
-        with torch.enable_grad():
+        with torch.set_grad_enabled(isinstance(x, Tensor) and x.requires_grad):
             return model(x)
     except Exception:  # whatever it is, the checks of a model say it
         return None

@@ -309,7 +309,7 @@ def no_gradient(sample: Sample) -> str | None:
     return (
         f"The model has no gradients and gives {gives}. What withstands square and rays withstands "
         "an attacker who asks it so many times and knows no more. One who knows how it is built "
-        "may do better: for that, name a differentiable stand-in, surrogate=."
+        "may do better: for that, name a differentiable stand-in as surrogate."
     )
 
 
@@ -326,7 +326,7 @@ def zero_gradient(sample: Sample) -> str | None:
         f"For {int(zero.sum())} of {len(zero)} images ({int((zero & sample.right).sum())} of them "
         "classified correctly) the gradient of the margin is exactly zero: what attacks by "
         "gradient leave standing is not robust: what square and rays leave decides. Name a "
-        "differentiable stand-in for the model, surrogate=."
+        "differentiable stand-in for the model as surrogate."
     )
 
 
