@@ -82,9 +82,8 @@ def evaluate(
     and under each attack.
 
     Args:
-        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits. A
-            function of numpy arrays, a session of ONNX Runtime, or a function that returns labels
-            has no gradients: ``square`` and ``rays`` attack it.
+        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits; or
+            a function of arrays or to labels, or a session of ONNX Runtime, without gradients.
         x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the
             model batch by batch. Without ``y``, a ``Split`` or any iterable of pairs (images,
             labels), such as a ``DataLoader``.

@@ -201,9 +201,8 @@ def evaluate_run(
         raise InputError(f"{world} processes have only {len(test)} images to share: start fewer")
     if callable(attack):
         attacks = resolve_attacks(attack(model), eps, norm, step_size)
-    if request.adaptive:
-        attacks |= adaptive(model, eps, norm, test[:8].images())
     attacks |= on_surrogate(model, eps, norm)
+    attacks |= adaptive(model, eps, norm, test[:8].images()) if request.adaptive else {}
     members = len(model) if isinstance(model, Ensemble | Mixture) else 1
     own = _own_options(options, run, f"{request.which}-{members}", rank, world)
     measured = measure(model, test[rank::world], None, attacks, own, ball=(eps, norm))

@@ -44,8 +44,7 @@ def given_model(
         weights: a file of them, where it has none of its own.
         normalize: mean and deviation that it expects, as ``models.source.normalization`` reads.
         surrogate: name of a differentiable stand-in, whose gradients attacks follow.
-        eps, norm: the ball of evaluations that name none; that of the data if not given.
-        data_dir: where the data lie.
+        eps, norm, data_dir: the ball of evaluations that name none; where the data lie.
 
     Example:
         >>> given = given_model("net.py:net", data, "evaluations/net")  # doctest: +SKIP
@@ -58,12 +57,11 @@ def given_model(
     eps = eps or usual.eps
     ball(norm, eps)
     given: dict[str, Any] = {"weights": None, "normalize": None}
+    given |= {} if surrogate is None else {"surrogate": surrogate}
     if weights is not None:
         given["weights"] = str(Path(weights).absolute())
     if normalize is not None:
         given["normalize"] = list(normalization(normalize, dataset.shape[0]))
-    if surrogate is not None:
-        given["surrogate"] = surrogate
     description = {
         "format": FORMAT,
         "recipe": {"name": name, "summary": "trained elsewhere"},
