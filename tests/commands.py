@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mrboost.attacks import APGD, FAB, Search, Square
+from mrboost.attacks import APGD, FAB, RayS, Search, Square
 from mrboost.cli.main import main
 from mrboost.evaluation.doubts import Doubt
 from mrboost.losses import dlr, margin_cross_entropy
@@ -136,5 +136,6 @@ SEARCHES: dict[str, Search] = {
     "fab-t-l2": FAB(0.7, "L2", steps=12, targets=3),
     "square": Square(0.2, steps=80),
     "square-l2": Square(1.2, "L2", steps=80),
+    "rays": RayS(0.2, steps=80),
 }
 """Every search, small."""

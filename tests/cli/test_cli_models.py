@@ -57,10 +57,32 @@ def nothing(pretrained=True):
 
 
 network = nothing()
+weight = network[1].weight.detach()
 
 
 def answers(images):
     return network(images)
+
+
+def rounds(images):
+    return network(images.round())
+
+
+def of_arrays(images):
+    return images.reshape(len(images), -1) @ weight.numpy().T
+
+
+class Session:
+    """As an InferenceSession of ONNX Runtime, of one image at a time."""
+
+    def get_inputs(self):
+        return [SimpleNamespace(name="input", shape=[1, 1, 8, 8], type="tensor(float)")]
+
+    def run(self, outputs, feed):
+        (images,) = feed.values()
+        assert images.shape == (1, 1, 8, 8) and outputs is None
+        scores = of_arrays(images)
+        return [scores.argmax(axis=1), scores]
 
 
 def three(a, b, c): ...
@@ -320,3 +342,32 @@ def test_the_results_folder_is_one_json_document(here, capsys) -> None:
     document = json_of(capsys, "evaluate", "mynets:nothing", *QUICK)
     assert document["run"] == "evaluations/digits-mynets-nothing"
     assert json.loads(Path(document["run"], "results.json").read_text())["evaluations"]
+
+
+SHORT = ["--data", "digits", "--n", "50", "--device", "cpu", "--quiet"]
+
+
+def test_a_surrogate_gives_the_gradients_of_what_rounds(here, capsys) -> None:
+    command = ["evaluate", "mynets.py:rounds", *SHORT, "--attack", "fgsm"]
+    (alone,) = json_of(capsys, *command)["evaluations"]
+    named = [*command, "--surrogate", "mynets.py:answers"]
+    document = json_of(capsys, *named)
+    assert document["run"].endswith("digits-mynets-rounds-mynets-answers"), "a folder of its own"
+    (found,) = document["evaluations"]
+    assert [outcome["attack"] for outcome in found["outcomes"]] == ["clean", "fgsm", "surrogate"]
+    assert found["outcomes"][0]["correct"] == alone["outcomes"][0]["correct"]
+    assert found["outcomes"][1]["accuracy"] < alone["outcomes"][1]["accuracy"]
+    message = error_of(capsys, *named, "--out", "evaluations/digits-mynets-rounds")
+    assert "given.surrogate: None -> 'mynets.py:answers'" in message
+    done("report", document["run"], "--import", "mynets.py:answers", "--import", "mynets.py:rounds")
+
+
+@pytest.mark.parametrize("name", ["of_arrays", "Session"])
+def test_a_function_of_arrays_and_a_session_are_evaluated(name: str, here, capsys) -> None:
+    command = ["evaluate", f"mynets.py:{name}", *SHORT]
+    (found,) = json_of(capsys, *command, "--attack", "rays,square")["evaluations"]
+    assert [outcome["attack"] for outcome in found["outcomes"]] == ["clean", "rays", "square"]
+    assert found["outcomes"][1]["accuracy"] <= found["outcomes"][0]["accuracy"]
+    assert [doubt["check"] for doubt in found["doubts"]] == ["no-gradient"]
+    message = error_of(capsys, *command)
+    assert "fgsm needs gradients, and the model only answers: use square or rays" in message

@@ -213,7 +213,8 @@ def test_memory_running_out_halves_the_batch(batch) -> None:
 
     result = mrboost.evaluate(small_memory, *batch, [], eps=0.1, check=False)
     assert result.n == 64
-    assert sizes == [1, 64, 32, 16, 16, 16, 16]  # the first is the look at the logits' shape
+    # The first two are looks at what it takes, and at the logits' shape
+    assert sizes == [1, 1, 64, 32, 16, 16, 16, 16]
     with pytest.raises(torch.OutOfMemoryError):
         mrboost.evaluate(small_memory, *batch, [], eps=0.1, batch_size=64)
 

@@ -82,7 +82,7 @@ class _FewPixels(torch.autograd.Function):
 
 FAULTS = {
     "rounds": (quantised, "zero-gradient", r"64 of 64 images \(6\d of them classified correctly\)"),
-    "detaches": (lambda net: lambda x: net(x.detach()), "zero-gradient", "exactly zero"),
+    "detaches": (lambda net: lambda x: net(x.detach()), "no-gradient", "gives scores alone"),
     "steep": (
         steep,
         "large-eps",

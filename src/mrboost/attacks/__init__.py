@@ -19,11 +19,12 @@ Each of the four is a value: losses are in ``mrboost.losses``, starts and the lo
 (``ascend``) in ``pgd.py``, and a ball knows its steps and its projection (``mrboost.threat``).
 ``PGD``, ``FGSM`` and ``CW`` are choices of them.
 
-**A search** (``APGD``, ``FAB``, ``Square``) stops for an image as soon as it is misclassified. Its
-state is a dictionary of tensors with one row for each image, and ``step`` maps it to the next, so
-that images at different iterations share a batch, and others take the rows of those that are done
-(``survivors.py``). ``AutoAttack`` is four searches in turn, each on the images that the last ones
-left standing. They run on a fast copy of the model; what they find is judged by the model itself.
+**A search** (``APGD``, ``FAB``, ``Square``, ``RayS``) stops for an image as soon as it is
+misclassified. Its state is a dictionary of tensors with one row for each image, and ``step`` maps
+it to the next, so that images at different iterations share a batch, and others take the rows of
+those that are done (``survivors.py``). ``AutoAttack`` is four searches in turn, each on the images
+that the last ones left standing. They run on a fast copy of the model; what they find is judged by
+the model itself.
 
 **An attack of one's own** is a function, or a subclass of ``Attack`` that declares what it is::
 
@@ -47,6 +48,7 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``apgd.py``          the searches
 ``fab.py``
 ``square.py``
+``rays.py``
 ``survivors.py``     what searches share: which image is in which row of the batch, and when;
                      what is known of each image, judged by the model
 ``targets.py``       which labels they aim at first
@@ -54,6 +56,8 @@ left standing. They run on a fast copy of the model; what they find is judged by
 ``quick.py``         fewer of them, on fewer images
 ``arc.py``           the attack on randomised classifiers
 ``adaptive.py``      the attacks that fit a model, some with what fools another
+``twins.py``         a model whose parts vote, with the mean of their answers
+``bpda.py``          a model with the gradients of a stand-in
 ``registry.py``      attacks by name
 ``others.py``        attacks of foolbox and torchattacks
 ===================  ==================================================================
@@ -63,24 +67,16 @@ from .adaptive import Transfer
 from .apgd import APGD
 from .autoattack import AutoAttack
 from .base import Attack, as_attack
+from .bpda import BPDA
 from .fab import FAB
 from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
 from .quick import Quick
+from .rays import RayS
 from .registry import named, register
 from .square import Square
 from .survivors import Search
 
-__all__ = ["APGD", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier", "FromClean"]
-__all__ += [
-    "Gaussian",
-    "Quick",
-    "Search",
-    "Square",
-    "Start",
-    "Transfer",
-    "Uniform",
-    "as_attack",
-    "ascend",
-]
-__all__ += ["attacked", "named", "register"]
+__all__ = ["APGD", "BPDA", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier"]
+__all__ += ["FromClean", "Gaussian", "Quick", "RayS", "Search", "Square", "Start", "Transfer"]
+__all__ += ["Uniform", "as_attack", "ascend", "attacked", "named", "register"]

@@ -7,26 +7,33 @@ Against a ``Mixture`` any attack raises the loss of the expected probabilities, 
 ``Mixture.forward`` returns: the paper's adaptive attack. The two weaker ones of ``attacks_on`` make
 its point: a defence that only they have been tried on has not been tested. ``arc.ARC`` is a second
 opinion of another kind: it counts the members it fools.
+
+Where a model makes of its members' answers something that has no useful gradient, ``twins.Twin``
+has one; where it has none at all, a stand-in does (``bpda.BPDA``), or squares and rays decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Ensemble, Mixture, members_of
 from mrboost.errors import InputError, NanLogitsError
-from mrboost.losses import margin_cross_entropy
+from mrboost.losses import margin, margin_cross_entropy
 
 from .apgd import APGD
 from .arc import ARC
 from .autoattack import AutoAttack
 from .base import Attack, as_attack
-from .model import Classifier
+from .bpda import BPDA, of_tensors
+from .model import Classifier, checked, difference, drawn, slopes
 from .pgd import PGD
+from .rays import RayS
 from .square import Square
+from .twins import Twin, voters
 
 ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
 
@@ -66,13 +73,20 @@ class Transfer(Attack):
             raise InputError(f"of the model that the examples are made on: {error}") from error
 
 
-def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dict[str, Attack]:
+def adaptive(
+    model: Classifier, eps: float = 8 / 255, norm: str = "Linf", x: Tensor | None = None
+) -> dict[str, Attack]:
     """Attacks by label, for ``evaluate``.
 
     - Any model: AutoAttack, and APGD with the margin cross-entropy, the loss that it may have been
-      trained with.
+      trained with; both average gradients if the model draws random numbers.
     - An ensemble: also what fools its members one by one. That is found by PGD, since a search
       stops at a member's first mistake, which fools the others less.
+    - A model with parts that answer on their own, an ensemble or not: also what fools the mean of
+      their logits, and that of their probabilities.
+    - A ``BPDA``: also what fools its surrogate.
+    - A model without gradients: searches that need none, which others whose gradients are zero get
+      too.
     - A ``Mixture``: PGD on its expected probabilities with both losses, on its mean logits and on
       its members; ARC; and searches for the mistakes of each member, by gradients and by squares.
 
@@ -80,20 +94,87 @@ def adaptive(model: Classifier, eps: float = 8 / 255, norm: str = "Linf") -> dic
         model: what is attacked; of a module around an ensemble, each member is attacked with what
             is around it.
         eps, norm: the ball; with eps 0 there is nothing to attack.
+        x: some images. Without them nobody sees whether a model draws random numbers, lacks
+            gradients or has parts, but for the members of the library's own ensembles.
 
     Example:
-        >>> evaluate(model, x, y, adaptive(model, eps=8 / 255))  # doctest: +SKIP
+        >>> evaluate(model, x, y, adaptive(model, 8 / 255, x=x))  # doctest: +SKIP
     """
     if eps == 0:
         return {}
     if isinstance(model, Mixture):
         return _on_mixture(model, eps, norm)
+    seen = _Seen() if x is None else _look(model, x[:_LOOKED_AT])
+    pgd = PGD(eps, norm, steps=100)
+    found = _fitting(seen, eps, norm)
+    members = {} if seen.slope is None else _on_members(model, pgd)
+    found |= members if len(members) > 1 else {}
+    found |= {label: Transfer(pgd, twin) for label, twin in seen.twins.items()}
+    return found | on_surrogate(model, eps, norm)
+
+
+def _fitting(seen: _Seen, eps: float, norm: str) -> dict[str, Attack]:
+    """The attacks on the model itself, by what its gradients are like."""
+    blind: dict[str, Attack] = {"square": Square(eps, norm)}
+    if norm == "Linf":
+        blind["rays"] = RayS(eps, norm)
+    if seen.slope is None:
+        return blind
+    version, eot = ("rand", 20) if seen.draws else ("standard", 1)
+    whole = AutoAttack(eps, norm, version=version)
     found: dict[str, Attack] = {
-        "autoattack": AutoAttack(eps, norm),
-        "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy),
+        whole.name: whole,
+        "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy, eot=eot),
     }
-    members = _on_members(model, PGD(eps, norm, steps=100))
-    return found | (members if len(members) > 1 else {})
+    return found | (blind if seen.slope == 0 else {})
+
+
+def on_surrogate(
+    model: Classifier, eps: float | None, norm: str | None = "Linf"
+) -> dict[str, Attack]:
+    """What fools the surrogate of a ``BPDA``, shown to the model, as ``surrogate``; nothing for
+    another model, or without a ball."""
+    if not eps or norm is None or not isinstance(model, BPDA):
+        return {}
+    return {"surrogate": Transfer(PGD(eps, norm, steps=100), model.surrogate)}
+
+
+_LOOKED_AT = 8  # images are enough to see what a model is like
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a look at a model says of the attacks that fit it.
+
+    Attributes:
+        draws: whether it draws random numbers.
+        slope: the largest slope of the margin in any pixel of most images (the median); None if
+            there are no gradients.
+        twins: stand-ins that average the answers of its parts.
+    """
+
+    draws: bool = False
+    slope: float | None = 1.0
+    twins: dict[str, Classifier] = field(default_factory=dict)
+
+
+def _look(model: Classifier, x: Tensor) -> _Seen:
+    x = x.to(device_of(model, otherwise=x.device), dtype_of(model, x.dtype))
+    model = of_tensors(model, x, classes=1)
+    inner = model.model if isinstance(model, BPDA) else model
+    with checked(model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device)) as (images, *_):
+        with torch.no_grad():
+            logits = model(images.clone())
+        _, slope = slopes(model, images, logits.argmax(dim=1), margin)
+        draws = bool(drawn(model, images))
+        parts = tuple(voters(inner, images))
+        twins: dict[str, Classifier] = {}
+        for label, probabilities in (("mean logits", False), ("mean probabilities", True)):
+            twin = Twin(inner, parts, probabilities)
+            # An ensemble is the first of them itself
+            if parts and difference(twin(images), logits, 1e-4):
+                twins[label] = twin
+    return _Seen(draws, None if slope is None else slope.median().item(), twins)
 
 
 def attacks_on(mixture: Mixture, attack: Attack) -> dict[str, Attack]:

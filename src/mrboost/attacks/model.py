@@ -15,11 +15,13 @@ from functools import partial
 from textwrap import shorten
 from types import CellType, CodeType, FunctionType, MethodType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mrboost.ensemble import refuse_grey_levels
 from mrboost.errors import InputError, NanLogitsError, UnfitError
+from mrboost.losses import Loss
 from mrboost.seeds import keep_random_state
 
 Classifier = Callable[[Tensor], Tensor]
@@ -183,9 +185,14 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor, *, nan: bool = True) -
         raise UnfitError(f"the model does not take images of {given}: {says}", error) from error
     wanted = f"the model must return logits of shape (N, K) with K >= 2, for N = {n} it gave"
     if not isinstance(logits, Tensor):
-        raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.Logits(model)")
+        is_array = isinstance(logits, np.ndarray)
+        wrapper = "BlackBox(model, tensors=True)" if is_array else "Logits(model)"
+        raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.{wrapper}")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
-        raise InputError(f"{wanted} {tuple(logits.shape)}")
+        remedy = ""
+        if logits.ndim == 1 and not logits.is_floating_point():
+            remedy = " labels: give mrboost.models.BlackBox(model, classes=10, tensors=True)"
+        raise InputError(f"{wanted} {tuple(logits.shape)}{remedy}")
     if not logits.is_floating_point():
         raise InputError(f"logits must be floating point, the model returned {logits.dtype}")
     if not nan and logits.isnan().any():
@@ -204,6 +211,39 @@ def are_probabilities(logits: Tensor) -> bool:
     return not (logits < 0).any() and bool(((logits.sum(dim=1) - 1).abs() < slack).all())
 
 
+def drawn(model: Classifier, x: Tensor) -> str:
+    """By how much the logits of the same images differ from one time to the next, as of a model
+    that draws random numbers; empty if they do not."""
+    with torch.no_grad():
+        # A draw may be the same a few times
+        first, *others = [model(x.clone()) for _ in range(10)]
+    return next((text for other in others if (text := difference(first, other, 1e-4))), "")
+
+
+def difference(logits: Tensor, others: Tensor, tolerance: float) -> str:
+    """By how much the logits differ, if by more than this share of the logits that decide: those
+    of classes ruled out are huge."""
+    change = (logits - others).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).abs().max()
+    size = logits.topk(min(2, logits.shape[1]), dim=1).values.abs().max()
+    if not change > max(tolerance, 10 * torch.finfo(logits.dtype).eps) * size:  # nor for NaN
+        return ""
+    return f"by up to {change:.2g} (of {size:.2g})"
+
+
+def slopes(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor | None]:
+    """Logits, and the largest slope of a loss in any pixel of each image; None where the logits
+    have no gradient. A pass for each loss: one of a compiled model can be gone back through once.
+    """
+    leaf, gradient = x.clone().requires_grad_(True), None
+    with torch.enable_grad():
+        logits = model(leaf.clone())  # a model may work in place
+        values = loss(logits, y, reduction="none")
+    if values.requires_grad:
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+    slope = None if gradient is None else gradient.flatten(1).abs().amax(dim=1)
+    return logits.detach(), slope
+
+
 def input_gradient(value: Tensor, x: Tensor) -> Tensor:
     """The gradient of a sum of losses in the images; refuses a model that has none."""
     gradient = None
@@ -216,7 +256,8 @@ def check_gradient(gradient: Tensor | None) -> Tensor:
     """Refuse a model that has no gradient."""
     if gradient is None:
         problem = "the model's logits have no gradient in its input: it detaches or rounds"
-        raise InputError(f"{problem} on the way. Use square, which needs none")
+        remedy = "Use square or rays, which need none, or name a differentiable surrogate"
+        raise InputError(f"{problem} on the way. {remedy}")
     return gradient
 
 

@@ -18,6 +18,7 @@ from .base import Attack, as_attack
 from .fab import FAB
 from .pgd import CW, FGSM, PGD
 from .quick import Quick
+from .rays import RayS
 from .square import Square
 
 Factory = Callable[[float, str], Any]
@@ -34,6 +35,7 @@ _NAMES: dict[str, Factory] = {
     "fab-t": partial(FAB, targets=9),
     "square": Square,
     "quick": Quick,
+    "rays": RayS,
     "autoattack": AutoAttack,
     "autoattack-plus": partial(AutoAttack, version="plus"),
     "autoattack-rand": partial(AutoAttack, version="rand"),

@@ -20,7 +20,7 @@ from mrboost.options import BY_NAME, Option, fraction
 DATASETS = "cifar10, cifar100, digits, mnist, svhn"
 ATTACKS = (
     "pgd-20, pgd-100, pgd-mce-20, fgsm, cw, apgd-ce, apgd-dlr, apgd-mce, apgd-t, fab, fab-t, "
-    "square, quick, autoattack, autoattack-plus, autoattack-rand"
+    "square, rays, quick, autoattack, autoattack-plus, autoattack-rand"
 )
 DEFAULT_ATTACKS = "fgsm,pgd-20,pgd-100,cw"
 
@@ -143,11 +143,13 @@ def _evaluate(p: _Parser) -> None:
     _add(of_model, "--data NAME", f"{DATASETS} or folder:PATH")
     expects = "what it expects: mean and deviation, or those of each channel, or imagenet"
     _add(of_model, "--normalize MEAN,STD", expects)
+    surrogate = "a differentiable stand-in for it, to follow its gradients: file.py:function, …"
+    _add(of_model, "--surrogate MODEL", surrogate)
     _add(of_model, "--out DIR", "folder of its results (default: evaluations/DATA-MODEL)", Path)
     attacks = p.add_argument_group("attacks")
     default = f"{DEFAULT_ATTACKS}; with --time-budget autoattack"
     _add(attacks, "--attack NAME[,NAME…]", f"{ATTACKS}, any pgd-N (default: {default})")
-    _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members")
+    _add(attacks, "--adaptive", "also attacks that fit the model: AutoAttack, MCE, members, …")
     radius = "radius (default: that of the training, or of the data); several give a curve"
     _add(attacks, "--eps X[,X…]", radius, _fractions, default=[None])
     _add(attacks, "--norm NORM", "Linf, L2 or L1 (default: that of the training)")

@@ -237,6 +237,7 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
     name = options.target
     is_run = (Path(name) / "config.json").exists() or not (":" in name or name in models.names())
     of_models = {"--data": options.data, "--out": options.out, "--normalize": options.normalize}
+    of_models["--surrogate"] = options.surrogate
     if is_run:
         for option, value in of_models.items():
             if value is not None:
@@ -245,11 +246,14 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
     if options.data is None:
         raise InputError(f"give --data NAME or folder:PATH: the images to evaluate {name} on")
     _import_model(options, name)
+    _import_model(options, options.surrogate or "")
     dataset = datasets.load(options.data, options.data_dir, verify=options.verify)
     radii = [eps for eps in options.eps if eps is not None]
     weights = Path(options.weights).stem if options.weights else ""
     usual = "-".join(
-        slug(part) for part in (options.data, name.replace(".py:", ":"), weights) if part
+        slug(part.replace(".py:", ":"))
+        for part in (options.data, name, weights, options.surrogate)
+        if part
     )
     given = given_model(
         name,
@@ -257,6 +261,7 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
         options.out or Path("evaluations") / usual,
         weights=options.weights,
         normalize=options.normalize,
+        surrogate=options.surrogate,
         eps=max(radii, default=None),
         norm=options.norm or "Linf",
         data_dir=options.data_dir,

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack
+from mrboost.attacks import PGD, Attack
 from mrboost.attacks.survivors import Hooks, InTurn, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
-from mrboost.errors import NanLogitsError, UnfitError
+from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.files import State
 from mrboost.losses import margin
+from mrboost.models import BlackBox
 from mrboost.progress import Meter
 from mrboost.seeds import derive, global_stream, random_state, set_random_state
 
@@ -29,8 +30,15 @@ SAVE_EVERY = 20.0
 def check_attacks(attacks: Collection[Attack], chunk: Chunk) -> None:
     """Refuse before anything runs what one of the attacks cannot do."""
     for attack in attacks:
+        if isinstance(chunk.model, BlackBox) and _needs_gradients(attack):
+            problem = f"{attack.name} needs gradients, and the model only answers"
+            raise InputError(f"{problem}: use square or rays, or name a differentiable surrogate")
         if isinstance(attack, InTurn):
             check_searches(attack.searches, chunk.model, chunk.x, chunk.classes)
+
+
+def _needs_gradients(attack: Attack) -> bool:
+    return attack.uses_gradients and isinstance(attack, InTurn | PGD)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, Classifier, as_attack, named
+from mrboost.attacks import BPDA, Attack, Classifier, as_attack, named
+from mrboost.attacks.adaptive import on_surrogate
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
 from mrboost.devices import device_of
@@ -35,6 +36,7 @@ from .result import Evaluation, UnfinishedError
 from .resume import Saved
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
+Ball = tuple[float | None, str | None]  # eps and norm, of attacks that say theirs
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
 
 
@@ -92,12 +94,14 @@ def evaluate(
     resume: bool = False,
     examples: str | Path | None = None,
     time_budget: float | None = None,
+    surrogate: Classifier | None = None,
 ) -> Evaluation:
     """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean
     and under each attack.
 
     Args:
-        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits.
+        model: an ``nn.Module`` on any device, or a differentiable function, that returns logits; or
+            a function of arrays or to labels, or a session of ONNX Runtime, without gradients.
         x, y: tensors (or arrays) of images and integer or one-hot labels; they are moved to the
             model batch by batch. Without ``y``, a ``Split`` or any iterable of pairs (images,
             labels), such as a ``DataLoader``.
@@ -117,6 +121,9 @@ def evaluate(
             beside the clean ones.
         time_budget: seconds after which no more images are begun; they are then a random sample,
             ``chosen`` of the result.
+        surrogate: a differentiable stand-in for the model, images to logits, where a part of it
+            has no useful gradient. Attacks then follow its gradients (``attacks.BPDA``), and what
+            PGD-100 finds on it alone is tried on the model too, as ``surrogate``.
 
     Returns:
         The figures. Where attacks fail, ``UnfinishedError`` has those of the others.
@@ -129,6 +136,9 @@ def evaluate(
     options = EvaluationOptions(batch_size, progress, check, folder, resume, file, budget)
     eps = radius(eps)
     attacks = resolve_attacks(attack, eps, norm)
+    if surrogate is not None:
+        model = BPDA(model, surrogate)
+        attacks |= on_surrogate(model, *_common_ball(attacks, (eps, norm), otherwise=(eps, norm)))
     measured = measure(model, x, y, attacks, options, ball=(eps, norm))
     if measured.problem:
         raise UnfinishedError(measured.problem, measured.evaluation())
@@ -158,8 +168,7 @@ def measure(
     Returns:
         What is known of each image; where attacks failed, it says so.
     """
-    balls = {ball_of(attack) for attack in attacks.values()} or {ball}
-    eps, norm = balls.pop() if len(balls) == 1 else (None, None)
+    eps, norm = _common_ball(attacks, ball, otherwise=(None, None))
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
     measured = Measurements({"clean": None, **attacks}, eps, norm, options.check)
     with (
@@ -191,6 +200,12 @@ def measure(
     problems = [observer.problem for observer in observers if observer.problem]
     every = count(x) if options.time_budget is not None else None
     return replace(measured, doubts=doubts.doubts, problem="; ".join(problems), every=every)
+
+
+def _common_ball(attacks: Mapping[str, Attack], ball: Ball, *, otherwise: Ball) -> Ball:
+    """The ball of all these attacks; ``ball`` if there are none, ``otherwise`` if they differ."""
+    balls = {ball_of(attack) for attack in attacks.values()} or {ball}
+    return balls.pop() if len(balls) == 1 else otherwise
 
 
 def _attack_chunk(

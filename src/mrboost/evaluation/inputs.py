@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mrboost.attacks import Classifier, attacked
+from mrboost.attacks.bpda import of_tensors
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
 from mrboost.data import Split, as_tensors
 from mrboost.data.mapped import Mapped
@@ -69,11 +70,12 @@ def chunks(
     seen = 0
     for number, (images, labels, numbers) in enumerate(_unchecked(x, y, budget)):
         check_batch(images, labels)
-        fits, images = fitted(model, images)
-        with attacked(model):
-            one = images[:1].to(device_of(model, otherwise=images.device))
+        asked = of_tensors(model, images, int(labels.max()) + 1)
+        fits, images = fitted(asked, images)
+        with attacked(asked):
+            one = images[:1].to(device_of(asked, otherwise=images.device))
             classes = check_logits(fits, one, labels)
-            Mixture.check_outermost(model)
+            Mixture.check_outermost(asked)
         yield Chunk(fits, images, labels.cpu(), classes, number, numbers)
         seen += len(images)
     if seen == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -144,9 +144,11 @@ class Measurements(Observer):
         doubts = self.doubts
         if any(_raises_a_margin(self.attacks[label]) for label in self.found):
             doubts = tuple(doubt for doubt in doubts if doubt.check != "weak-loss")
+        draws = any(doubt.check == "random" for doubt in doubts)
+        if any(_averages(self.attacks[label]) for label in self.found):
+            doubts = tuple(doubt for doubt in doubts if doubt.check != "random")
         # Attacks of several balls say nothing against each other
         if self.check and self.eps is not None:
-            draws = any(doubt.check == "random" for doubt in doubts)
             doubts += tuple(contradictions([asdict(o) for o in outcomes], draws=draws))
         n, failed = len(self.labels), tuple(self.failed)
         found = Evaluation(self.eps, self.norm, n, outcomes, doubts, failed)
@@ -159,13 +161,21 @@ def _sorted(found: State, order: Tensor) -> State:
     return {key: value if key == "seconds" else value[order] for key, value in found.items()}
 
 
+def _parts(attack: Attack | None) -> Sequence[Attack | None]:
+    return attack.searches if isinstance(attack, InTurn) else (attack,)
+
+
+def _averages(attack: Attack | None) -> bool:
+    """Whether it averages the gradients of a model that draws random numbers."""
+    return any(isinstance(part, APGD) and part.eot > 1 for part in _parts(attack))
+
+
 def _raises_a_margin(attack: Attack | None) -> bool:
     """Whether it raises a margin, which is what an attack on the cross-entropy
     may be too weak for."""
-    parts = attack.searches if isinstance(attack, InTurn) else (attack,)
     return any(
         isinstance(part, FAB)
         or (isinstance(part, APGD) and part.targets > 0)
         or (isinstance(part, APGD | PGD) and any(part.loss is loss for loss in (margin, dlr)))
-        for part in parts
+        for part in _parts(attack)
     )

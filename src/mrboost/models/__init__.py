@@ -9,7 +9,8 @@ Networks take images in [0, 1] and normalise inside, so that eps always means th
 """
 
 from . import cnn, resnet, wide_resnet  # noqa: F401 — importing them fills the registry
+from .black_box import BlackBox
 from .registry import Normalize, add, build, check, given, names, register
 from .source import Logits
 
-__all__ = ["Logits", "Normalize", "add", "build", "check", "given", "names", "register"]
+__all__ = ["BlackBox", "Logits", "Normalize", "add", "build", "check", "given", "names", "register"]

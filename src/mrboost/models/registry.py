@@ -23,6 +23,7 @@ from mrboost.files import State
 from mrboost.seeds import global_stream
 
 from . import source
+from .black_box import as_model
 from .source import Classifier, Shape
 
 Factory = Callable[[Shape, int], nn.Module]
@@ -198,7 +199,7 @@ def given(
     if not isinstance(model, nn.Module):
         if weights is not None or normalize is not None:
             raise InputError(f"{name} is a function of images: load and normalise inside it")
-        return model  # type: ignore[no-any-return]
+        return as_model(model, torch.full((1, *shape), 0.5), classes)  # type: ignore[no-any-return]
     if weights is not None:
         state = state or source.read_weights(weights)
         if "0.mean" in state and "0.mean" not in model.state_dict():  # of a run: it normalises

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from mrboost.errors import InputError, unknown_name
 from mrboost.files import State, read_tensors, require_regular
 
+from .black_box import Session
+
 Shape = tuple[int, int, int]
 Classifier = Callable[[Tensor], Tensor]
 
@@ -167,7 +169,7 @@ def call(target: Any, name: str, shape: Shape, classes: int) -> Any:
             f"{name} takes ({takes}): a model is a function or class of (shape, classes) or of "
             "nothing, an nn.Module, or a function from images to logits"
         )
-    if not callable(made):
+    if not callable(made) and not isinstance(made, Session):
         raise InputError(f"{name} returned {type(made).__name__}: return an nn.Module")
     return made
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
-from mrboost.attacks.adaptive import adaptive
+from mrboost.attacks.adaptive import adaptive, on_surrogate
 from mrboost.data import Dataset, Split, drawn, validation_split
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import lost_processes, make_fabric
@@ -213,7 +213,10 @@ class Subject:
         """By label, those that fit the model included where the request says so."""
         made = attack(self.model) if callable(attack) else attack
         found = resolve_attacks(made, eps, norm, _step_size(self.run, eps))
-        return found | (adaptive(self.model, eps, norm) if self.request.adaptive else {})
+        found |= on_surrogate(self.model, eps, norm)
+        if self.request.adaptive:
+            found |= adaptive(self.model, eps, norm, self.images(self.points)[:8].images())
+        return found
 
     def facts(self, found: Evaluation) -> dict[str, Any]:
         """Which classifier and which images were evaluated, as the results keep it."""
@@ -352,7 +355,8 @@ def _own_options(options: EvaluationOptions, subject: Subject, number: int) -> E
         return replace(options, keep=None, resume=False, progress=progress, check=check)
     part = f"{number}/{subject.request.which}-{subject.members}"
     keep = options.keep / (f"{part}-{rank}-{world}" if world > 1 else part)
-    require_inside(keep, subject.run.folder)
+    if keep.is_relative_to(subject.run.folder):
+        require_inside(keep, subject.run.folder)
     return replace(options, keep=keep, progress=progress, check=check)
 
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import files, models
+from mrboost.attacks import BPDA
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.resume import model_key
@@ -377,11 +378,16 @@ class Run:
 @dataclass(eq=False)
 class GivenModel(Run):
     """The evaluations of a model that was not trained here; ``config["given"]`` says where its
-    weights lie and how its images are normalised."""
+    weights lie, how its images are normalised and what gives its gradients."""
 
     @cached_property
     def _model(self) -> Any:
-        return models.given(self.config["model"], *self._outline, **self.config["given"])
+        given = dict(self.config["given"])
+        surrogate = given.pop("surrogate", None)
+        model = models.given(self.config["model"], *self._outline, **given)
+        if surrogate is None:
+            return model
+        return BPDA(model, models.given(surrogate, *self._outline)).eval()
 
     def classifier(self, which: str = "given", rounds: int | None = None) -> Any:  # noqa: ARG002
         return self._model

@@ -30,6 +30,7 @@ def given_model(
     *,
     weights: str | Path | None = None,
     normalize: str | None = None,
+    surrogate: str | None = None,
     eps: float | None = None,
     norm: str = "Linf",
     data_dir: str | Path | None = None,
@@ -42,8 +43,8 @@ def given_model(
         out: a new folder, or one of the same model and data.
         weights: a file of them, where it has none of its own.
         normalize: mean and deviation that it expects, as ``models.source.normalization`` reads.
-        eps, norm: the ball of evaluations that name none; that of the data if not given.
-        data_dir: where the data lie.
+        surrogate: name of a differentiable stand-in, whose gradients attacks follow.
+        eps, norm, data_dir: the ball of evaluations that name none; where the data lie.
 
     Example:
         >>> given = given_model("net.py:net", data, "evaluations/net")  # doctest: +SKIP
@@ -56,6 +57,7 @@ def given_model(
     eps = eps or usual.eps
     ball(norm, eps)
     given: dict[str, Any] = {"weights": None, "normalize": None}
+    given |= {} if surrogate is None else {"surrogate": surrogate}
     if weights is not None:
         given["weights"] = str(Path(weights).absolute())
     if normalize is not None:

@@ -132,6 +132,7 @@ _NOT_TRAINED_HERE: dict[str, Schema] = {
     "joined": {"joined": [{"run": _text, "recipe?": _text, "of?": _text}]},
     "given": {
         "given.weights": _or_none(_text),
+        "given.surrogate?": _text,
         "given.normalize": _or_none(_all(_all(_number), length=2)),
     },
 }

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import PGD, Classifier, Square, attacked
-from mrboost.attacks.model import LOW_PRECISION, are_probabilities, check_logits, networks
+from mrboost.attacks.model import (
+    LOW_PRECISION,
+    are_probabilities,
+    check_logits,
+    difference,
+    drawn,
+    networks,
+    slopes,
+)
 from mrboost.attacks.survivors import run
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture, members_of
@@ -123,8 +131,8 @@ class Sample:
     """A model on clean images, and the ball in which attacks are tried on it.
 
     ``as_given`` are the logits in train mode, if the model is in it; ``slope`` and ``ce_slope`` the
-    largest slopes of the margin and of the cross-entropy in any pixel of an image; ``right`` says
-    which images are classified correctly.
+    largest slopes of the margin and of the cross-entropy in any pixel of an image, zero if the
+    model ``answers_only``, without gradients; ``right`` says which images are classified correctly.
     """
 
     model: Classifier
@@ -136,8 +144,12 @@ class Sample:
     as_given: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.logits, self.slope = _slope(self.model, self.x, self.y, margin)
-        _, self.ce_slope = _slope(self.model, self.x, self.y, cross_entropy)
+        self.logits, slope = slopes(self.model, self.x, self.y, margin)
+        _, ce_slope = slopes(self.model, self.x, self.y, cross_entropy)
+        zero = self.x.new_zeros(len(self.x))
+        self.answers_only = slope is None
+        self.slope = zero if slope is None else slope
+        self.ce_slope = zero if ce_slope is None else ce_slope
         self.right = self.logits.argmax(dim=1) == self.y
 
     def withstands(self, eps: float, loss: Loss = margin) -> Tensor:
@@ -165,20 +177,6 @@ class Sample:
         return x, y
 
 
-def _slope(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Logits and the largest slope of the loss. A pass for each loss: one of a compiled model can
-    be gone back through once."""
-    leaf, gradient = x.clone().requires_grad_(True), None
-    with torch.enable_grad():
-        logits = model(leaf.clone())  # a model may work in place
-        values = loss(logits, y, reduction="none")
-    if values.requires_grad:
-        (gradient,) = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
-    if gradient is None:
-        return logits.detach(), x.new_zeros(len(x))
-    return logits.detach(), gradient.flatten(1).abs().amax(dim=1)
-
-
 def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         return model(x.clone()).argmax(dim=1) == y
@@ -187,7 +185,7 @@ def is_right(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 def train_mode(sample: Sample) -> str | None:
     given = sample.as_given
     shape = sample.logits.shape
-    if given is None or given.shape != shape or not _differ(sample.logits, given, 1e-4):
+    if given is None or given.shape != shape or not difference(sample.logits, given, 1e-4):
         return None
     return (
         "This model is in train mode, and its logits are others there, but is evaluated in eval "
@@ -196,7 +194,7 @@ def train_mode(sample: Sample) -> str | None:
 
 
 def probabilities(sample: Sample) -> str | None:
-    if not are_probabilities(sample.logits):
+    if sample.answers_only or not are_probabilities(sample.logits):
         return None
     return (
         "The model returns probabilities: the outputs are not negative and sum to 1. Losses of "
@@ -238,38 +236,25 @@ def _scaled(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def draws(sample: Sample) -> str | None:
-    with torch.no_grad():
-        # A draw may be the same a few times
-        first, *others = [sample.model(sample.x[:8].clone()) for _ in range(10)]
-    found = [text for other in others if (text := _differ(first, other, 1e-4))]
+    found = drawn(sample.model, sample.x[:8])
     if not found:
         return None
     return (
-        f"The same images ten times gave logits that differ {found[0]}: an attack follows the "
-        "gradient of one draw. Use autoattack-rand, which averages."
+        f"The same images ten times gave logits that differ {found}: an attack follows the "
+        "gradient of one draw. Use autoattack-rand, which averages, or --adaptive, which takes it."
     )
 
 
 def batch(sample: Sample) -> str | None:
     with torch.no_grad():
         alone = torch.cat([sample.model(image[None].clone()) for image in sample.x[:4]])
-    found = _differ(sample.logits[:4], alone, 1e-2)
+    found = difference(sample.logits[:4], alone, 1e-2)
     if not found:
         return None
     return (
         f"An image alone and the same image in a batch got logits that differ {found}: no accuracy "
         "is the model's own. Fix the statistics that it takes from the batch (BatchNorm's, say)."
     )
-
-
-def _differ(logits: Tensor, others: Tensor, tolerance: float) -> str:
-    """By how much the logits differ, if by more than this share of the logits that decide: those
-    of classes ruled out are huge."""
-    change = (logits - others).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).abs().max()
-    size = logits.topk(min(2, logits.shape[1]), dim=1).values.abs().max()
-    if not change > max(tolerance, 10 * torch.finfo(logits.dtype).eps) * size:  # nor for NaN
-        return ""
-    return f"by up to {change:.2g} (of {size:.2g})"
 
 
 def saturated(sample: Sample) -> str | None:
@@ -315,6 +300,24 @@ def non_finite(sample: Sample) -> str | None:
     )
 
 
+def no_gradient(sample: Sample) -> str | None:
+    if not sample.answers_only:
+        return None
+    gives = "labels alone, of which square makes little: use rays"
+    if not _are_labels(sample.logits):
+        gives = "scores alone"
+    return (
+        f"The model has no gradients and gives {gives}. What withstands square and rays withstands "
+        "an attacker who asks it so many times and knows no more. One who knows how it is built "
+        "may do better: for that, name a differentiable stand-in as surrogate."
+    )
+
+
+def _are_labels(logits: Tensor) -> bool:
+    """Whether each row is one-hot, so that an answer says nothing but the label."""
+    return bool((((logits == 0) | (logits == 1)).all(dim=1) & (logits.sum(dim=1) == 1)).all())
+
+
 def zero_gradient(sample: Sample) -> str | None:
     zero = sample.slope == 0
     if zero.sum() <= 0.05 * len(zero):
@@ -322,8 +325,8 @@ def zero_gradient(sample: Sample) -> str | None:
     return (
         f"For {int(zero.sum())} of {len(zero)} images ({int((zero & sample.right).sum())} of them "
         "classified correctly) the gradient of the margin is exactly zero: what attacks by "
-        "gradient leave standing is not robust. Attack a smooth version of the model, or with "
-        "square."
+        "gradient leave standing is not robust: what square and rays leave decides. Name a "
+        "differentiable stand-in for the model as surrogate."
     )
 
 
@@ -417,7 +420,7 @@ def _beyond(share: float, count: int, of: int) -> bool:
     return count >= 5 and count > share * of + 2 * math.sqrt(share * (1 - share) * of)
 
 
-_BLIND = ("random", "non-finite", "zero-gradient")
+_BLIND = ("random", "non-finite", "no-gradient", "zero-gradient")
 """Where one of these was seen, chance or useless gradients decide what attacks find."""
 
 CHECKS: dict[str, tuple[Callable[[Sample], str | None], tuple[str, ...]]] = {
@@ -429,8 +432,9 @@ CHECKS: dict[str, tuple[Callable[[Sample], str | None], tuple[str, ...]]] = {
     "rounded": (rounded, ()),
     "scaling": (scaling, ("random",)),
     "non-finite": (non_finite, ()),
-    "zero-gradient": (zero_gradient, ()),
-    "large-eps": (large_eps, ("non-finite", "zero-gradient")),
+    "no-gradient": (no_gradient, ()),
+    "zero-gradient": (zero_gradient, ("no-gradient",)),
+    "large-eps": (large_eps, ("non-finite", "no-gradient", "zero-gradient")),
     "weak-loss": (weak_loss, (*_BLIND, "probabilities", "saturated")),
     "more-steps": (more_steps, _BLIND),
     "squares": (squares, (*_BLIND, "large-eps")),
