@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .evaluation import Evaluation, compare, evaluate, robustness_curve
     from .recipes import Recipe
     from .runs import load
+    from .runs.export import export
     from .runs.join import join
+    from .runs.predict import predict
     from .training.boost import boost
 
 # Idle OpenMP threads sleep instead of spinning: on a machine whose cores are shared, small networks
@@ -28,8 +30,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 __version__ = "0.1.0"
 
 __all__ = ["Ensemble", "Evaluation", "InputError", "Mixture", "Recipe", "attacks", "boost"]
-__all__ += ["compare", "data", "evaluate", "game", "join", "load", "losses", "models", "recipes"]
-__all__ += ["robustness_curve", "tabular"]
+__all__ += ["compare", "data", "evaluate", "export", "game", "join", "load", "losses", "models"]
+__all__ += ["predict", "recipes", "robustness_curve", "tabular"]
 # The modules of the names that are not modules themselves
 _HOMES = {
     "Ensemble": "ensemble",
@@ -40,8 +42,10 @@ _HOMES = {
     "boost": "training.boost",
     "compare": "evaluation.result",
     "evaluate": "evaluation.evaluate",
+    "export": "runs.export",
     "join": "runs.join",
     "load": "runs.folder",
+    "predict": "runs.predict",
     "robustness_curve": "evaluation.curve",
 }
 

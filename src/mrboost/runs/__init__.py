@@ -7,6 +7,8 @@
 ``join``          networks that were trained apart as one ensemble
 ``reweight``      weights for the members of an ensemble
 ``compare``       the evaluations of several runs side by side
+``export``        a classifier as ONNX or a program of torch.export, and ``card`` that describes it
+``predict``       labels of image files, and whether an attack changes them
 """
 
 from .folder import Run, check_kind, load, slug

@@ -113,13 +113,16 @@ def load_model(
     return model.to(place) if isinstance(model, nn.Module) else model
 
 
-def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
-    """What was asked for, or else that of the training."""
+def ball_asked(run: Run, eps: float | None, norm: str | None) -> tuple[float, str, float | None]:
+    """The ball that was asked for, or else that of the training, and the step of PGD in it."""
     norm = run.config["norm"] if norm is None else norm
     ball(norm, run.config["eps"])  # refuses an unknown norm
     if eps is None and norm != run.config["norm"]:
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
-    return run.config["eps"] if eps is None else eps, norm
+    eps = run.config["eps"] if eps is None else eps
+    # In proportion to eps, the step of the training's data: 1/255 for SVHN, say
+    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
+    return eps, norm, step_size
 
 
 def reweight_run(
@@ -183,9 +186,7 @@ def evaluate_run(
         >>> evaluate_run("runs/a", ["autoattack"], Request(n=300))  # doctest: +SKIP
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    eps, norm = _ball(run, request.eps, request.norm)
-    # In proportion to eps, the step of the training's data: 1/255 for SVHN, say
-    step_size = eps * (run.config["judge_step"] / run.config["eps"]) or None
+    eps, norm, step_size = ball_asked(run, request.eps, request.norm)
     # A mistyped name is found before anything is loaded
     attacks = {} if callable(attack) else resolve_attacks(attack, eps, norm, step_size)
     with suppress(OSError):  # damaged results, to which nothing could be added, are refused now
