@@ -12,11 +12,11 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ def export(
     """
     place = Path(to)
     save = look_up("kind of file", place.suffix, FORMATS, "export --to model.onnx or model.pt2")
+    _check_packages(place.suffix)
     run = open_classifier(run_dir)
     model = _network(run, which, rounds)
     images, described = _images(run, data_dir, verify=verify)
@@ -183,7 +184,7 @@ def _save_pt2(
 def _save_onnx(
     program: torch.export.ExportedProgram, path: Path, facts: Mapping[str, str]
 ) -> Answer:
-    runtime, _, _ = map(_package, ("onnxruntime", "onnx", "onnxscript"))
+    runtime = import_module("onnxruntime")
     write: Any = torch.onnx.export
     made = write(program, input_names=["images"], output_names=["logits"], verbose=False)
     made.model.metadata_props.update(facts)
@@ -199,12 +200,16 @@ FORMATS = {".onnx": _save_onnx, ".pt2": _save_pt2}
 """How each kind of file is written; the answer is what it says once it is read again."""
 
 
-def _package(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        needed = "pip install 'mrboost[onnx]', or export to a .pt2, which needs no more than torch"
-        raise InputError(f"ONNX needs {name} ({reason(error)}): {needed}") from None
+def _check_packages(kind: str) -> None:
+    """Refuse a kind of file for which packages are missing."""
+    for name in ("onnx", "onnxscript", "onnxruntime") if kind == ".onnx" else ():
+        try:
+            import_module(name)
+        except ImportError as error:
+            remedy = (
+                "pip install 'mrboost[onnx]', or export to a .pt2, which needs no more than torch"
+            )
+            raise InputError(f"ONNX needs {name} ({reason(error)}): {remedy}") from None
 
 
 @contextmanager
@@ -214,7 +219,7 @@ def _calm(problem: str, remedy: str = "export to another kind of file") -> Itera
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # torch's loggers have levels of their own
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # where it prints graphs
             warnings.simplefilter("ignore")
             yield
     except (InputError, OSError, torch.OutOfMemoryError):
