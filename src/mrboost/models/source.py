@@ -8,6 +8,7 @@ import importlib.util
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from inspect import Parameter, isclass, signature
@@ -185,7 +186,9 @@ def read_weights(path: str | Path) -> State:
         found = read_tensors(path)[0]
     else:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a pickle, before it is refused
+                found = torch.load(path, map_location="cpu", weights_only=True)
         except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

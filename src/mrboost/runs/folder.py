@@ -398,7 +398,10 @@ def open_classifier(target: str | Path) -> Run:
     if not path.is_file():
         return Run.open(target)
     if path.suffix != ".safetensors":
-        raise InputError(f"{path} is neither a run folder nor the .safetensors of one's network")
+        raise InputError(
+            f"{path} is neither a run folder nor the .safetensors of one's network: a model is "
+            "named as file.py:function, its weights by --weights"
+        )
     config = files.read_facts(path).get("config")
     if not isinstance(config, dict):
         raise InputError(
