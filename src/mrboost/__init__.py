@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .runs.join import join
     from .runs.predict import predict
     from .training.boost import boost
+    from .training.soup import soup
 
 # Idle OpenMP threads sleep instead of spinning: on a machine whose cores are shared, small networks
 # are otherwise many times slower. torch reads this once, so it is set before torch is loaded; a
@@ -31,7 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = ["Ensemble", "Evaluation", "InputError", "Mixture", "Recipe", "attacks", "boost"]
 __all__ += ["compare", "data", "evaluate", "export", "game", "join", "load", "losses", "models"]
-__all__ += ["predict", "recipes", "robustness_curve", "tabular"]
+__all__ += ["predict", "recipes", "robustness_curve", "soup", "tabular"]
 # The modules of the names that are not modules themselves
 _HOMES = {
     "Ensemble": "ensemble",
@@ -47,6 +48,7 @@ _HOMES = {
     "load": "runs.folder",
     "predict": "runs.predict",
     "robustness_curve": "evaluation.curve",
+    "soup": "training.soup",
 }
 
 _RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")

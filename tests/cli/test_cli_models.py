@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -180,6 +181,8 @@ def test_what_a_name_may_stand_for(name: str, here, capsys) -> None:
         ),
         ("mynets:linear --data digits --weights mynets.py", "holds no weights alone"),
         ("mynets:linear --data digits --weights code.pt", "unpickling more could run code"),
+        ("mynets:linear --data digits --weights w.pkl", "unpickling more could run code"),
+        ("mynets.py --data digits", "a model is named as file.py:function"),
         ("mynets:linear --data digits --weights w.safetensors", "it lacks 1.bias, 1.weight"),
         ("mynets:answers --data digits --weights w.safetensors", "is a function of images"),
         ("mynets:linear --data digits --normalize 0.3", "normalize is MEAN,STD"),
@@ -197,6 +200,7 @@ def test_mistakes_with_models_get_one_line(arguments: str, message: str, here, c
             return print, ("run",)
 
     torch.save({"weight": Code()}, "code.pt")
+    Path("w.pkl").write_bytes(pickle.dumps({"weight": torch.zeros(2)}))
     safetensors.torch.save_file({"weight": torch.zeros(2)}, "w.safetensors")
     Path("taken").mkdir()
     Path("taken/notes.txt").write_text("mine")
@@ -283,6 +287,9 @@ def test_a_function_of_a_file_is_trained_and_fine_tuned(here, weights, capsys) -
     done(*resumed, "--import", "mynets.py:linear")
     assert "training needs an nn.Module" in error_of(
         capsys, *train, "--model", "mynets:answers", "--out", "none"
+    )
+    assert "let it return mrboost.models.Logits(network)" in error_of(
+        capsys, *train, "--model", "mynets:Several", "--out", "none"
     )
     assert not Path("none").exists()
 

@@ -178,6 +178,14 @@ def _join(p: _Parser) -> None:
     _imports(p)
 
 
+def _soup(p: _Parser) -> None:
+    """The mean of the weights of a run's networks as one network: a run folder like any other."""
+    p.add_argument("target", metavar="RUN", help="a run of several networks, boosted say")
+    _add(p, "--out DIR", "run folder of the network", Path, required=True)
+    _add(p, "--weights W", "of their last (default) or best epochs", default="last")
+    _common(p)
+
+
 def _reweight(p: _Parser) -> None:
     """Learn weights for the members of a boosted run. They replace the equal ones in evaluate,
     report and load."""
@@ -314,7 +322,7 @@ def _data_folder(to: Any) -> None:
 
 
 _COMMANDS = (
-    *(_train, _evaluate, _predict, _report, _join, _reweight, _export),
+    *(_train, _evaluate, _predict, _report, _join, _reweight, _soup, _export),
     *(_study, _recipes, _data),
 )
 """Each adds the arguments of the command of its name; its docstring is what ``--help`` says."""

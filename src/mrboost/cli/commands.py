@@ -1,5 +1,5 @@
 """What each command of the command line does: ``mrboost train | evaluate | predict | report |
-join | reweight | export | study | recipes | data``."""
+join | reweight | soup | export | study | recipes | data``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.runs.predict import predict
 from mrboost.training.boost import boost
+from mrboost.training.soup import soup
 
 from .listings import show_data, show_recipes, source_of
 
@@ -296,6 +297,12 @@ def _join(options: Namespace) -> None:
     _show(options, {"run": str(options.out), "members": members}, text)
 
 
+def _soup(options: Namespace) -> None:
+    found = soup(options.target, options.out, which=options.weights, **_where(options))
+    following = f"next: mrboost evaluate {shlex.quote(str(options.out))}"
+    _show(options, found.to_dict(), f"{found}\n{following}")
+
+
 def _reweight(options: Namespace) -> None:
     how = {"objective": options.objective, "which": options.weights, **_where(options)}
     weights = reweight_run(options.target, **how)
@@ -405,6 +412,7 @@ COMMANDS = {
     "join": _join,
     "reweight": _reweight,
     "report": _report,
+    "soup": _soup,
     "export": _export,
     "study": _study,
     "recipes": show_recipes,
