@@ -200,6 +200,11 @@ def test_one_network_is_evaluated_by_its_file(trained: Path, tmp_path, capsys, m
         device="cpu",
     )
     assert (one["eps"], one["norm"]) == (0.1, "Linf")
+    tensors, facts = read_tensors(file)
+    facts["config"] |= {"eps": 5.0, "norm": "L1"}
+    write_tensors(tmp_path / "other.safetensors", tensors, facts)
+    (other,) = json_of(capsys, "evaluate", "other.safetensors", *quick)["evaluations"]
+    assert (other["eps"], other["norm"]) == (5.0, "L1"), "not the data's usual ones"
     assert [outcome["correct"] for outcome in one["outcomes"]] == [
         list(outcome.correct) for outcome in direct.outcomes
     ]

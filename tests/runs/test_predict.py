@@ -55,15 +55,15 @@ def test_labels_and_confidence_are_the_models(trained, model, digits, photos, ca
 def test_an_attack_starts_from_the_answer(trained, model, digits, photos, capsys) -> None:
     x = pixels(digits, 12)
     y = model(x).argmax(dim=1)
-    attack = PGD(0.15, steps=20, step_size=0.15 / 4)
+    attack = PGD(0.2, steps=20, step_size=0.2 / 4)
     after = model(attack(model, x, y)).argmax(dim=1)
     assert 0 < (after != y).sum() < 12, "some withstand"
-    found = mrboost.predict(trained, ["photos"], attack=["pgd-20"], eps=0.15, device="cpu")
+    found = mrboost.predict(trained, ["photos"], attack=["pgd-20"], eps=0.2, device="cpu")
     assert [one.attacked["pgd-20"].label for one in found.found] == [str(k) for k in after.tolist()]
     lines = str(found).splitlines()
     for line, before, now in zip(lines, y.tolist(), after.tolist(), strict=False):
         verdict = "withstands" if before == now else f"becomes {now} under"
-        assert line.endswith(f"% {' '}{verdict} pgd-20 at Linf 0.15")
+        assert line.endswith(f"% {' '}{verdict} pgd-20 at Linf 0.2")
     assert lines[-1] == f"{(after == y).sum()} of 12 labels withstand pgd-20"
     at_its_own = mrboost.predict(trained, ["photos/00.png"], attack=["fgsm"], device="cpu")
     assert (at_its_own.eps, at_its_own.norm) == (0.1, "Linf"), "those of the training"
