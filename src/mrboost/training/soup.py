@@ -3,7 +3,7 @@
     θ = Σ_j w_j θ_j,  with BatchNorm statistics gathered anew on attacked training images
 
 It answers well where the networks lie in one basin, as those do that start from each other's
-weights (PerInit); networks that were trained apart make a soup that answers by chance.
+weights (PerInit); the soup of networks that were trained apart is far worse than any of them.
 (Wortsman et al., "Model soups", 2022.)
 """
 
