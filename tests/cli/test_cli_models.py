@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import nn
 
 import mrboost
@@ -327,3 +328,23 @@ def test_the_results_folder_is_one_json_document(here, capsys) -> None:
     document = json_of(capsys, "evaluate", "mynets:nothing", *QUICK)
     assert document["run"] == "evaluations/digits-mynets-nothing"
     assert json.loads(Path(document["run"], "results.json").read_text())["evaluations"]
+
+
+def test_a_model_from_elsewhere_is_exported_and_asked(here, weights, digits, capsys) -> None:
+    """By the folder of its evaluations, whose figures are on its card."""
+    safetensors.torch.save_file(
+        {f"1.{key}": value for key, value in weights.items()}, "w.safetensors"
+    )
+    given = ["mynets:linear", "--weights", "w.safetensors", "--normalize", "0.3,0.4"]
+    (found,) = json_of(capsys, "evaluate", *given, *QUICK, "--out", "kept")["evaluations"]
+    trust = ["--import", "mynets:linear", "--quiet"]
+    done("export", "kept", "--to", "m.pt2", *trust)
+    card = Path("m.pt2.md").read_text()
+    assert f"| fgsm | {found['outcomes'][1]['accuracy']:.2%} |" in card
+    assert "Elsewhere: mrboost has only evaluated it." in card
+    Image.fromarray((255 * digits.test.images()[0, 0]).byte().numpy()).save("one.png")
+    (one,) = json_of(capsys, "predict", "kept", "one.png", *trust)["predictions"]
+    x = (255 * digits.test.images()[:1]).byte().float() / 255
+    logits = torch.export.load("m.pt2").module()(x)
+    assert one["label"] == str(logits.argmax().item())
+    assert one["confidence"] == pytest.approx(logits.softmax(dim=1).max().item(), rel=1e-4)

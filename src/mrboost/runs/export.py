@@ -31,7 +31,7 @@ from mrboost.progress import Meter
 
 from .card import class_names, licence_in, model_card
 from .evaluate_run import load_data
-from .folder import Run, open_classifier
+from .folder import GivenModel, Run, open_classifier
 
 BATCHES = (1, 3, 16)
 """Sizes of the batches that are compared."""
@@ -97,6 +97,8 @@ def export(
     save = look_up("kind of file", place.suffix, FORMATS, "export --to model.onnx or model.pt2")
     _check_packages(place.suffix)
     run = open_classifier(run_dir)
+    if isinstance(run, GivenModel):
+        which = "given"
     model = _network(run, which, rounds)
     images, described = _images(run, data_dir, verify=verify)
     card = place.with_name(f"{place.name}.md")
