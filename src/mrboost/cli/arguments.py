@@ -207,8 +207,8 @@ def _report(p: _Parser) -> None:
 
 
 def _export(p: _Parser) -> None:
-    """Write the classifier of a run as one file for other programs, ONNX or torch.export: images
-    in [0, 1] in, logits out. It is checked against the classifier before it is put in its place."""
+    """Write the classifier of a run as one file for other programs: ONNX or torch.export's .pt2,
+    images in [0, 1] in, logits out. It is checked against the classifier before it is kept."""
     p.add_argument(
         "target", metavar="RUN", help="the folder that train wrote, or one network's file"
     )
