@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from .evaluation import Evaluation, compare, evaluate, robustness_curve
     from .recipes import Recipe
     from .runs import load
+    from .runs.export import export
     from .runs.join import join
+    from .runs.predict import predict
     from .training.boost import boost
+    from .training.soup import soup
 
 # Idle OpenMP threads sleep instead of spinning: on a machine whose cores are shared, small networks
 # are otherwise many times slower. torch reads this once, so it is set before torch is loaded; a
@@ -28,8 +31,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 __version__ = "0.2.0"
 
 __all__ = ["Ensemble", "Evaluation", "InputError", "Mixture", "Recipe", "attacks", "boost"]
-__all__ += ["compare", "data", "evaluate", "game", "join", "load", "losses", "models", "recipes"]
-__all__ += ["robustness_curve", "tabular"]
+__all__ += ["compare", "data", "evaluate", "export", "game", "join", "load", "losses", "models"]
+__all__ += ["predict", "recipes", "robustness_curve", "soup", "tabular"]
 # The modules of the names that are not modules themselves
 _HOMES = {
     "Ensemble": "ensemble",
@@ -40,9 +43,12 @@ _HOMES = {
     "boost": "training.boost",
     "compare": "evaluation.result",
     "evaluate": "evaluation.evaluate",
+    "export": "runs.export",
     "join": "runs.join",
     "load": "runs.folder",
+    "predict": "runs.predict",
     "robustness_curve": "evaluation.curve",
+    "soup": "training.soup",
 }
 
 _RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")

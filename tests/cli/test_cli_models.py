@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import nn
 
 import mrboost
@@ -202,6 +204,8 @@ def test_what_a_name_may_stand_for(name: str, here, capsys) -> None:
         ),
         ("mynets:linear --data digits --weights mynets.py", "holds no weights alone"),
         ("mynets:linear --data digits --weights code.pt", "unpickling more could run code"),
+        ("mynets:linear --data digits --weights w.pkl", "unpickling more could run code"),
+        ("mynets.py --data digits", "a model is named as file.py:function"),
         ("mynets:linear --data digits --weights w.safetensors", "it lacks 1.bias, 1.weight"),
         ("mynets:answers --data digits --weights w.safetensors", "is a function of images"),
         ("mynets:linear --data digits --normalize 0.3", "normalize is MEAN,STD"),
@@ -219,6 +223,7 @@ def test_mistakes_with_models_get_one_line(arguments: str, message: str, here, c
             return print, ("run",)
 
     torch.save({"weight": Code()}, "code.pt")
+    Path("w.pkl").write_bytes(pickle.dumps({"weight": torch.zeros(2)}))
     safetensors.torch.save_file({"weight": torch.zeros(2)}, "w.safetensors")
     Path("taken").mkdir()
     Path("taken/notes.txt").write_text("mine")
@@ -306,6 +311,9 @@ def test_a_function_of_a_file_is_trained_and_fine_tuned(here, weights, capsys) -
     assert "training needs an nn.Module" in error_of(
         capsys, *train, "--model", "mynets:answers", "--out", "none"
     )
+    assert "let it return mrboost.models.Logits(network)" in error_of(
+        capsys, *train, "--model", "mynets:Several", "--out", "none"
+    )
     assert not Path("none").exists()
 
 
@@ -371,3 +379,23 @@ def test_a_function_of_arrays_and_a_session_are_evaluated(name: str, here, capsy
     assert [doubt["check"] for doubt in found["doubts"]] == ["no-gradient"]
     message = error_of(capsys, *command)
     assert "fgsm needs gradients, and the model only answers: use square or rays" in message
+
+
+def test_a_model_from_elsewhere_is_exported_and_asked(here, weights, digits, capsys) -> None:
+    """By the folder of its evaluations, whose figures are on its card."""
+    safetensors.torch.save_file(
+        {f"1.{key}": value for key, value in weights.items()}, "w.safetensors"
+    )
+    given = ["mynets:linear", "--weights", "w.safetensors", "--normalize", "0.3,0.4"]
+    (found,) = json_of(capsys, "evaluate", *given, *QUICK, "--out", "kept")["evaluations"]
+    trust = ["--import", "mynets:linear", "--quiet"]
+    done("export", "kept", "--to", "m.pt2", *trust)
+    card = Path("m.pt2.md").read_text()
+    assert f"| fgsm | {found['outcomes'][1]['accuracy']:.2%} |" in card
+    assert "Elsewhere: mrboost has only evaluated it." in card
+    Image.fromarray((255 * digits.test.images()[0, 0]).byte().numpy()).save("one.png")
+    (one,) = json_of(capsys, "predict", "kept", "one.png", *trust)["predictions"]
+    x = (255 * digits.test.images()[:1]).byte().float() / 255
+    logits = torch.export.load("m.pt2").module()(x)
+    assert one["label"] == str(logits.argmax().item())
+    assert one["confidence"] == pytest.approx(logits.softmax(dim=1).max().item(), rel=1e-4)

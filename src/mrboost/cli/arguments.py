@@ -189,6 +189,14 @@ def _join(p: _Parser) -> None:
     _imports(p)
 
 
+def _soup(p: _Parser) -> None:
+    """The mean of the weights of a run's networks as one network: a run folder like any other."""
+    p.add_argument("target", metavar="RUN", help="a run of several networks, boosted say")
+    _add(p, "--out DIR", "run folder of the network", Path, required=True)
+    _add(p, "--weights W", "of their last (default) or best epochs", default="last")
+    _common(p)
+
+
 def _reweight(p: _Parser) -> None:
     """Learn weights for the members of a boosted run. They replace the equal ones in evaluate,
     report and load."""
@@ -214,6 +222,40 @@ def _compare(p: _Parser) -> None:
     chance."""
     of = "folders that train or evaluate wrote, or cards (.json) that evaluate --card wrote"
     p.add_argument("targets", nargs="+", metavar="RUN|CARD", help=of)
+
+
+def _export(p: _Parser) -> None:
+    """Write the classifier of a run as one file for other programs: ONNX or torch.export's .pt2,
+    images in [0, 1] in, logits out. It is checked against the classifier before it is kept."""
+    p.add_argument(
+        "target", metavar="RUN", help="the folder that train wrote, or one network's file"
+    )
+    to = "model.onnx (pip install 'mrboost[onnx]') or model.pt2; its card comes beside it"
+    _add(p, "--to FILE", to, Path, required=True)
+    _classifier(p)
+    group = p.add_argument_group("data and output")
+    _data_folder(group)
+    _imports(group)
+    _quiet(group)
+
+
+def _predict(p: _Parser) -> None:
+    """Labels of image files, how confident the classifier is, and, with --attack, whether an attack
+    changes them."""
+    p.add_argument(
+        "target", metavar="RUN", help="the folder that train wrote, or one network's file"
+    )
+    images = "files, folders, or patterns; they are resized to what the classifier takes"
+    p.add_argument("images", nargs="+", metavar="IMAGE", help=images)
+    attacks = p.add_argument_group("attacks")
+    _add(attacks, "--attack NAME[,NAME…]", "pgd-20, apgd-ce or another that evaluate knows")
+    _add(attacks, "--eps X", "radius (default: that of the training)", fraction)
+    _add(attacks, "--norm NORM", "Linf, L2 or L1 (default: that of the training)")
+    _classifier(p)
+    group = p.add_argument_group("device and output")
+    _device(group)
+    _imports(group)
+    _quiet(group)
 
 
 def _study(p: _Parser) -> None:
@@ -257,10 +299,24 @@ def _data(p: _Parser) -> None:
 def _common(p: _Parser) -> None:
     """The arguments of all commands that compute."""
     group = p.add_argument_group("device, data and output")
-    _add(group, "--device D", "auto (default), cpu, cuda, cuda:1 or mps", default="auto")
+    _device(group)
     _data_folder(group)
     _imports(group)
-    _add(group, "--quiet", "no progress on standard error")
+    _quiet(group)
+
+
+def _classifier(p: _Parser) -> None:
+    group = p.add_argument_group("classifier")
+    _add(group, "--weights W", "best (default) or last", default="best")
+    _add(group, "--rounds T", "only the first T members (default: all)", int)
+
+
+def _device(to: Any) -> None:
+    _add(to, "--device D", "auto (default), cpu, cuda, cuda:1 or mps", default="auto")
+
+
+def _quiet(to: Any) -> None:
+    _add(to, "--quiet", "no progress on standard error")
 
 
 def _folder_options(to: Any) -> None:
@@ -283,7 +339,10 @@ def _data_folder(to: Any) -> None:
     _add(to, "--no-verify", other, dest="verify", action="store_false")
 
 
-_COMMANDS = (_train, _evaluate, _compare, _join, _reweight, _report, _study, _recipes, _data)
+_COMMANDS = (
+    *(_train, _evaluate, _compare, _predict, _report, _join, _reweight, _soup, _export),
+    *(_study, _recipes, _data),
+)
 """Each adds the arguments of the command of its name; its docstring is what ``--help`` says."""
 
 

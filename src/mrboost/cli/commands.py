@@ -1,5 +1,5 @@
-"""What each command of the command line does: ``mrboost train | evaluate | compare | join |
-reweight | report | study | recipes | data``."""
+"""What each command of the command line does: ``mrboost train | evaluate | compare | predict |
+report | join | reweight | soup | export | study | recipes | data``."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ from mrboost.runs.evaluate_run import (
     place_of,
     reweight_run,
 )
-from mrboost.runs.folder import GivenModel
+from mrboost.runs.export import export
+from mrboost.runs.folder import GivenModel, open_classifier
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
+from mrboost.runs.predict import predict
 from mrboost.runs.verify import verify
 from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
+from mrboost.training.soup import soup
 
 from .arguments import DEFAULT_ATTACKS
 from .listings import show_data, show_recipes, source_of
@@ -235,6 +238,10 @@ def _compare(options: Namespace) -> None:
 def _target(options: Namespace) -> tuple[Run, Dataset | None]:
     """The run that is evaluated, or the folder of a model's evaluations, with its data."""
     name = options.target
+    if Path(name).is_file():
+        asked = options.data_dir
+        model = _of_one_network(options)  # which may name any folder: nothing is fetched into it
+        return _given(options, model, download=options.data_dir == asked)
     is_run = (Path(name) / "config.json").exists() or not (":" in name or name in models.names())
     of_models = {"--data": options.data, "--out": options.out, "--normalize": options.normalize}
     of_models["--surrogate"] = options.surrogate
@@ -245,9 +252,36 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
         return Run.open(name), None
     if options.data is None:
         raise InputError(f"give --data NAME or folder:PATH: the images to evaluate {name} on")
-    _import_model(options, name)
+    _import_model(options, name)  # never what a file alone names
     _import_model(options, options.surrogate or "")
-    dataset = datasets.load(options.data, options.data_dir, verify=options.verify)
+    return _given(options, name)
+
+
+def _of_one_network(options: Namespace) -> str:
+    """The model that the file of one network of a run names; what it was trained on and for is
+    evaluated unless the options say otherwise."""
+    config = open_classifier(options.target).config
+    for option, value in (("--weights", options.weights), ("--normalize", options.normalize)):
+        if value is not None:
+            problem = f"{option} is for a model, and {options.target!r} has its own"
+            raise InputError(f"{problem}: leave it out")
+    options.weights = options.target
+    options.data_dir = options.data_dir or config.get("data_dir")
+    options.data = options.data or config["data"]
+    path = Path(options.target).absolute()
+    run = path.parents[1] if path.parent.name == "members" else path.parent
+    usual = slug(f"{slug(options.data)}-{run.name}-{path.stem}")
+    options.out = options.out or Path("evaluations") / usual
+    if options.norm in (None, config["norm"]):
+        options.norm = config["norm"]
+        options.eps = [config["eps"] if eps is None else eps for eps in options.eps]
+    return str(config["model"])
+
+
+def _given(options: Namespace, name: str, *, download: bool = True) -> tuple[GivenModel, Dataset]:
+    """A folder for the evaluations of a model."""
+    how = {"download": download, "verify": options.verify}
+    dataset = datasets.load(options.data, options.data_dir, **how)
     radii = [eps for eps in options.eps if eps is not None]
     weights = Path(options.weights).stem if options.weights else ""
     usual = "-".join(
@@ -324,6 +358,12 @@ def _join(options: Namespace) -> None:
     _show(options, {"run": str(options.out), "members": members}, text)
 
 
+def _soup(options: Namespace) -> None:
+    found = soup(options.target, options.out, which=options.weights, **_where(options))
+    following = f"next: mrboost evaluate {shlex.quote(str(options.out))}"
+    _show(options, found.to_dict(), f"{found}\n{following}")
+
+
 def _reweight(options: Namespace) -> None:
     how = {"objective": options.objective, "which": options.weights, **_where(options)}
     weights = reweight_run(options.target, **how)
@@ -339,6 +379,35 @@ def _report(options: Namespace) -> None:
     how = {"n": options.n, "attack": options.attack, "plots_dir": options.plots}
     path = write_report(options.targets, out, **how, **_where(options))
     _show(options, {"report": str(path)}, f"{text_table(options.targets)}\nreport: {path}")
+
+
+def _export(options: Namespace) -> None:
+    where = {"data_dir": options.data_dir, "verify": options.verify}
+    found = export(
+        options.target,
+        options.to,
+        which=options.weights,
+        rounds=options.rounds,
+        progress=not options.quiet,
+        **where,
+    )
+    _show(options, found.to_dict(), str(found))
+
+
+def _predict(options: Namespace) -> None:
+    found = predict(
+        options.target,
+        options.images,
+        attack=options.attack.split(",") if options.attack else (),
+        eps=options.eps,
+        norm=options.norm,
+        which=options.weights,
+        rounds=options.rounds,
+        device=options.device,
+        progress=not options.quiet,
+    )
+    _show(options, found.to_dict(), str(found))
+    found.check()
 
 
 def _study(options: Namespace) -> None:
@@ -401,9 +470,12 @@ COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
     "compare": _compare,
+    "predict": _predict,
     "join": _join,
     "reweight": _reweight,
     "report": _report,
+    "soup": _soup,
+    "export": _export,
     "study": _study,
     "recipes": show_recipes,
     "data": show_data,

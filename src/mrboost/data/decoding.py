@@ -48,10 +48,12 @@ class Decoder:
     Attributes:
         size: the shorter side is resized to it and the centre cut out, size x size; None: as it is.
         background: what transparent images are laid on.
+        channels: 1 makes all images grey, 3 coloured; None: as they are.
     """
 
     size: int | None = None
     background: Background = "white"
+    channels: int | None = None
 
     def shape(self, content: bytes) -> tuple[int, int, int]:
         """(channels, height, width) of the image, of whose file only the header is read."""
@@ -61,14 +63,15 @@ class Decoder:
                 width = height = self.size
             elif _orientation(image) >= 5:  # it lies on its side
                 width, height = height, width
-            return _channels(image), height, width
+            return self.channels or _channels(image), height, width
 
     def pixels(self, content: bytes) -> Pixels:
-        """One channel for a grey image, red, green and blue for all others."""
+        """One channel for a grey image, red, green and blue for all others, if ``channels`` does
+        not say which."""
         from PIL import Image, ImageOps
 
         with _opened(content) as image:
-            kind = "L" if _channels(image) == 1 else "RGB"
+            kind = "L" if (self.channels or _channels(image)) == 1 else "RGB"
             turned = _orientation(image)
             if self.size is not None:
                 image.draft(None, (4 * self.size, 4 * self.size))  # a JPEG, decoded smaller
@@ -88,7 +91,7 @@ class Decoder:
 
 @contextmanager
 def _opened(content: bytes) -> Iterator[Image]:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
@@ -99,6 +102,9 @@ def _opened(content: bytes) -> Iterator[Image]:
             yield image
     except UnusableError:
         raise
+    except UnidentifiedImageError:
+        kinds = ", ".join(FORMATS)
+        raise UnusableError(f"cannot be read as an image (it is none of {kinds})") from None
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise UnusableError(f"cannot be read as an image ({reason(error)})") from error
 

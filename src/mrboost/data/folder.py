@@ -219,7 +219,7 @@ def _survey(source: Pictures, place: Path | None) -> _Survey:
     decoder = Decoder(source.size, source.background)
     found = _Survey()
     shapes: dict[Any, Any] = {}  # one object for all images of a shape
-    for member in _progress(_members(source, _is_image, budget), f"reading {source.path.name}"):
+    for member in _progress(_members(source, is_image, budget), f"reading {source.path.name}"):
         name = str(member.path)
         if member.data is None:
             found.folders.append(name)
@@ -340,7 +340,7 @@ def _files(source: Pictures, *, folders: bool = False) -> Iterator[Path]:
     for place in places:
         for path in _below(place, levels):
             is_folder = path.is_dir()
-            if (is_folder and folders) or (not is_folder and _is_image(PurePosixPath(path.name))):
+            if (is_folder and folders) or (not is_folder and is_image(PurePosixPath(path.name))):
                 yield path
 
 
@@ -353,7 +353,8 @@ def _below(folder: Path, levels: int) -> Iterator[Path]:
                 yield from _below(path, levels - 1)
 
 
-def _is_image(path: PurePosixPath) -> bool:
+def is_image(path: PurePosixPath) -> bool:
+    """Whether a file is one, by its name."""
     # "._cat.png" and "__MACOSX/" are what a Mac adds to its archives.
     hidden = path.name.startswith(".") or "__MACOSX" in path.parts
     return path.suffix.lower() in SUFFIXES and not hidden

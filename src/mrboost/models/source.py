@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from inspect import Parameter, isclass, signature
@@ -186,7 +187,9 @@ def read_weights(path: str | Path) -> State:
         found = read_tensors(path)[0]
     else:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a pickle, before it is refused
+                found = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:  # of a damaged file, nearly anything

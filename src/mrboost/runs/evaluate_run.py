@@ -117,13 +117,14 @@ def load_model(
     return model.to(place) if isinstance(model, nn.Module) else model
 
 
-def _ball(run: Run, eps: float | None, norm: str | None) -> tuple[float, str]:
-    """What was asked for, or else that of the training."""
+def ball_asked(run: Run, eps: float | None, norm: str | None) -> tuple[float, str, float | None]:
+    """The ball that was asked for, or else that of the training, and the step of PGD in it."""
     norm = run.config["norm"] if norm is None else norm
     ball(norm, run.config["eps"])  # refuses an unknown norm
     if eps is None and norm != run.config["norm"]:
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
-    return run.config["eps"] if eps is None else eps, norm
+    eps = run.config["eps"] if eps is None else eps
+    return eps, norm, _step_size(run, eps)
 
 
 def reweight_run(
@@ -303,7 +304,7 @@ def evaluate_radii(
         The evaluation within each ball.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    balls = sorted(_ball(run, eps, request.norm) for eps in radii)
+    balls = sorted({ball_asked(run, eps, request.norm)[:2] for eps in radii})
     if not callable(attack):  # a mistyped name is found before anything is loaded
         for eps, norm in balls:
             resolve_attacks(attack, eps, norm, _step_size(run, eps))

@@ -14,7 +14,8 @@
 
 Every file but metrics.jsonl is replaced in one step. A metrics line is written before its epoch's
 checkpoint, and lines beyond the checkpoint are dropped on resume. Weights and checkpoint carry the
-configuration that they were trained with, and weights a checksum.
+configuration that they were trained with, and weights a checksum: a file of weights can be loaded
+by itself.
 """
 
 from __future__ import annotations
@@ -404,6 +405,43 @@ class GivenModel(Run):
         return True  # those of other weights are dropped when these are evaluated
 
 
+@dataclass(eq=False)
+class OneNetwork(Run):
+    """One network of a run by the file of its weights, ``members/01.safetensors``, wherever that
+    lies now: the configuration in it says what the network is."""
+
+    def classifier(self, which: str = "best", rounds: int | None = None) -> Ensemble:  # noqa: ARG002
+        return Ensemble([self._load(self.folder)]).requires_grad_(False).eval()
+
+    def rounds_done(self) -> int:
+        return 1
+
+    @property
+    def results(self) -> dict[str, Any]:
+        return {}  # a run's are of its classifiers
+
+
+def open_classifier(target: str | Path) -> Run:
+    """A run, the evaluations of a model, or one network of a run by its file: something with a
+    ``config`` and a ``classifier``."""
+    path = Path(target)
+    if not path.is_file():
+        return Run.open(target)
+    if path.suffix != ".safetensors":
+        raise InputError(
+            f"{path} is neither a run folder nor the .safetensors of one's network: a model is "
+            "named as file.py:function, its weights by --weights"
+        )
+    config = files.read_facts(path).get("config")
+    if not isinstance(config, dict):
+        raise InputError(
+            f"{path} does not say which network its weights are of: give the folder of its run, or "
+            f"evaluate MODEL --weights {path}"
+        )
+    schema.check_config(config, path)
+    return OneNetwork(path, config, writes=False)
+
+
 def load(
     run_dir: str | Path,
     which: str = "best",
@@ -418,12 +456,12 @@ def load(
     before, as it was for training.
 
     Args:
-        run_dir: its folder.
+        run_dir: its folder, or the file of one of its networks, ``members/01.safetensors``.
         which: "best" (the newest member's epoch is chosen on validation images) or "last".
         rounds: the ensemble as it was after so many of them; all if not given.
         trainable: in training mode, with parameters that need gradients, to go on with.
     """
-    model = Run.open(run_dir).classifier(which, rounds)
+    model = open_classifier(run_dir).classifier(which, rounds)
     return model.requires_grad_(True).train() if trainable else model
 
 

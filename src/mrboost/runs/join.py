@@ -4,8 +4,8 @@ members of one ensemble."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +35,33 @@ def join(
     sources = [Run.open(run) for run in runs]
     out = Path(out)
     _check(sources)
+    taken = [(source, _taken(source, newest)) for source in sources]
+    with in_one_step(out) as folder:
+        run = Run.create(folder, _describe(sources, sum(len(rounds) for _, rounds in taken)))
+        for source, rounds in taken:
+            for round_ in rounds:
+                run.adopt(source, round_, of=rounds[-1])
+    return load(out)
+
+
+@contextmanager
+def in_one_step(out: Path) -> Iterator[Path]:
+    """A folder to fill, which then becomes ``out``: that is there whole or not at all."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{str(out)!r} exists already: choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
-    made = out.with_name(f".{out.name}.joining")  # so that out is there whole or not at all
+    made = out.with_name(f".{out.name}.joining")
     lock = out.with_name(f"{made.name}.lock")
     busy = f"another process is joining networks in {str(out)!r}: wait for it or end it"
     with locked(lock, busy):
         try:
             shutil.rmtree(made, ignore_errors=True)  # of one that was killed
-            taken = [(source, _taken(source, newest)) for source in sources]
-            run = Run.create(made, _describe(sources, sum(len(rounds) for _, rounds in taken)))
-            for source, rounds in taken:
-                for round_ in rounds:
-                    run.adopt(source, round_, of=rounds[-1])
+            yield made
             made.rename(out)
         finally:
             shutil.rmtree(made, ignore_errors=True)
             with suppress(OSError):  # Windows keeps a file that is open
                 lock.unlink()
-    return load(out)
 
 
 def _taken(source: Run, newest: bool) -> range:

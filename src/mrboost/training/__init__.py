@@ -10,6 +10,7 @@
 ``checks``        what is refused before training: parts that do not give what is asked of them
 ``observers``     who is told of each epoch and round; ``loggers`` has two for ``on_epoch``
 ``ema``           the average of the weights that may be kept in place of the latest
+``soup``          the mean of the weights of a run's networks, as one network
 
 A recipe needs none of this to change: a sampler or an objective of one's own is a part of the
 recipe, and the loop calls it.

@@ -42,9 +42,12 @@ def _check_model(learner: nn.Module, name: str, x: Tensor, dataset: Dataset) -> 
     with attacked(learner), torch.no_grad():
         logits = learner(given)
     if _shape(logits) != (2, dataset.num_classes):
+        remedy = "check the function that was registered"
+        if not isinstance(logits, Tensor):
+            remedy = "let it return mrboost.models.Logits(network)"
         raise InputError(
             f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
-            f"of {dataset.name}, it gave {_shape(logits)}: check the function that was registered"
+            f"of {dataset.name}, it gave {_shape(logits)}: {remedy}"
         )
     if not torch.equal(given, x):
         raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")
