@@ -7,8 +7,10 @@ is kept in the run's results.json, so that a second page is quick.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,16 @@ from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.curve import probability_margins, robustness_curve
-from mrboost.evaluation.page import write_page
-from mrboost.evaluation.result import Evaluation, format_eps
+from mrboost.evaluation.page import NOTHING_SEEN, headline, write_page
+from mrboost.evaluation.result import Evaluation, format_eps, worst_of
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import DIFFERENCES, SideBySide, run_labels
+from mrboost.runs.compare import DIFFERENCES, SideBySide, in_common, run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
+from mrboost.runs.join import trainings
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
@@ -81,6 +84,9 @@ def write_report(
     figures = _figures(runs, curves)
     every = list(runs.values())
     evaluated = SideBySide.of(every)
+    facts = [evaluated.facts(row) for row in range(len(evaluated.rows))]
+    table = in_common(evaluated.head()[: len(facts[0])] if facts else [], facts)
+    paired = evaluated.differences()
     page = render(
         Path(__file__).with_name("report.html"),
         labels=list(runs),
@@ -90,11 +96,16 @@ def write_report(
         images=len(test),
         attack=attack,
         figures=figures,
+        headlines=_headlines(runs, evaluated),
         evaluated=evaluated,
+        table=table,
+        differences=in_common(["", *evaluated.head()[2:]], paired) if paired else None,
+        alts=_alts(runs, curves, attack),
         waiting=[run.folder for run in evaluated.without(every)],
         differences_note=DIFFERENCES,
         doubts=_doubts(evaluated),
-        classes=_classes(evaluated) if dataset.num_classes <= MOST_CLASSES else [],
+        nothing_seen=NOTHING_SEEN,
+        classes=_classes(evaluated, table[1]) if dataset.num_classes <= MOST_CLASSES else [],
         galleries=galleries,
         shown=GALLERY_IMAGES // 2,
         settings=_settings(every),
@@ -115,6 +126,39 @@ def _opened(run_dirs: Sequence[str | Path]) -> dict[str, Run]:
         if len(found) > 1:
             raise InputError(f"the runs are {what} ({', '.join(found)}): report each alone")
     return dict(zip(run_labels(runs), runs, strict=True))
+
+
+def _headlines(runs: Mapping[str, Run], evaluated: SideBySide) -> list[dict[str, Any]]:
+    """Of each run what was measured of it as a whole: with most members, the best weights, in its
+    own ball, on most images."""
+    found = []
+    for label, run in runs.items():
+        own_ball = run.config["eps"], run.config["norm"]
+        ranks = [
+            (
+                one["members"],
+                one["weights"] != "last",
+                (one["eps"], one["norm"]) == own_ball,
+                one["n"],
+                row,
+            )
+            for row, (of, one, _) in enumerate(evaluated.rows)
+            if of == label
+        ]
+        if not ranks:
+            continue
+        row = max(ranks)[-1]
+        _, one, _ = evaluated.rows[row]
+        _, members, weights, ball, _ = evaluated.facts(row)
+        about = run.config["recipe"]["summary"]
+        if run.rounds_done() > 1:
+            about += f"; {members} of {run.rounds_done()} members"
+        if weights == "last":
+            about += "; last weights"
+        one = one | {"worst": worst_of(one), "failed": one.get("failed", ())}
+        command = shlex.join(["mrboost", "evaluate", str(run.folder), "--attack", "autoattack"])
+        found.append(headline(label, one, ball, about=about, command=command))
+    return found
 
 
 def _curve(
@@ -140,7 +184,7 @@ def _curve(
 
 def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The plots by name, as SVG text."""
-    metrics = {label: rows for label, run in runs.items() if (rows := run.metrics())}
+    metrics = {label: _trainings(run) for label, run in runs.items() if run.metrics()}
     rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
     trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
     selected = {run.config["select_on"] for run in runs.values()}
@@ -164,6 +208,16 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     return figures
 
 
+def _trainings(run: Run) -> list[list[dict[str, Any]]]:
+    """The epochs of each training behind a run: one, but for networks that were joined."""
+    ends = [*accumulate(trainings(run), initial=0)]
+    ends[-1] = run.config["rounds"]  # the round under way too
+    return [
+        [row for row in run.metrics() if first < row["round"] <= last]
+        for first, last in pairwise(ends)
+    ]
+
+
 def _doubts(evaluated: SideBySide) -> list[str]:
     """Each doubt once, though several evaluations of a run may give it."""
     doubts = [
@@ -174,14 +228,22 @@ def _doubts(evaluated: SideBySide) -> list[str]:
     return list(dict.fromkeys(doubts))
 
 
-def _classes(evaluated: SideBySide) -> list[tuple[str, dict[str, Any]]]:
-    """Clean outcomes, and those under the attack that fools the classifier most."""
+def _classes(
+    evaluated: SideBySide, facts: Sequence[Sequence[str]]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Clean outcomes, and those under the attack that fools the classifier most.
+
+    ``facts`` is a table of what tells the evaluations apart.
+    """
+    head, *rows = facts
     lines = []
     for i, (_, _, outcomes) in enumerate(evaluated.rows):
         of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
         hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
+        which = [f"{name} {fact}" for name, fact in zip(head, rows[i], strict=True)]
+        name = ", ".join([rows[i][0], *which[1:]])
         for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
-            lines.append((f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}", outcome))
+            lines.append((f"{name}: {outcome['attack']}", outcome))
     return lines
 
 
@@ -209,8 +271,44 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
         "rows": [
             ("clean", _pictures(x[chosen], y[chosen], clean[chosen], dataset)),
             (title, _pictures(x_adv[chosen], y[chosen], adversarial[chosen], dataset)),
-            ("perturbation", [{"image": image} for image in noise[chosen]]),
+            ("perturbation", [{"image": image, "alt": "scaled"} for image in noise[chosen]]),
         ],
+    }
+
+
+def _alts(
+    runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]], attack: str
+) -> dict[str, str]:
+    """What the plots show, in words for those who do not see them."""
+    at_eps = [
+        f"{label} "
+        + ", ".join(f"{accuracy:.1%} at {format_eps(eps)}" for eps, accuracy, _ in curve["points"])
+        for label, curve in curves.items()
+    ]
+    fooled = [
+        f"{label} {sum(value <= 0 for value in curve['margins']) / len(curve['margins']):.1%}"
+        for label, curve in curves.items()
+    ]
+    ends = [
+        f"{label} {rows[-1]['clean']:.1%} clean and {rows[-1]['robust']:.1%} under PGD-20"
+        for label, run in runs.items()
+        for rows in _trainings(run)
+        if rows
+    ]
+    after = [
+        f"{label} {rows[0]['pgd-20']['accuracy']:.1%} with one and "
+        f"{rows[-1]['pgd-20']['accuracy']:.1%} with {len(rows)} members"
+        for label, run in runs.items()
+        if len(rows := run.results.get("rounds", ())) > 1
+    ]
+    curve = f"Curves of accuracy under {attack} against eps"
+    return {
+        "robustness": f"{curve}: {'; '.join(at_eps)}",
+        "margins": f"Curves of margins under attack; the share below 0: {', '.join(fooled)}",
+        "training": f"Curves of accuracy by epoch, which end at: {'; '.join(ends)}",
+        "loss": "Curves of the training loss by epoch",
+        "minutes": f"The same curves of accuracy by minutes: {'; '.join(ends)}",
+        "rounds": f"Curves of accuracy under PGD-20 by members: {'; '.join(after)}",
     }
 
 
@@ -221,11 +319,12 @@ def _pictures(images: Tensor, y: Tensor, answers: Tensor, dataset: Dataset) -> l
         k = int(answer.argmax())
         verdict = "right" if k == target else "wrong"
         caption = f"{dataset.classes[k]} {float(answer[k]):.0%}"
-        found.append({"image": image, "caption": caption, "verdict": verdict})
+        alt = f"image of class {dataset.classes[target]}, answered {caption}"
+        found.append({"image": image, "caption": caption, "verdict": verdict, "alt": alt})
     return found
 
 
-def _settings(runs: Sequence[Run]) -> list[list[object]]:
+def _settings(runs: Sequence[Run]) -> list[list[str]]:
     """The options of the runs, a line each, without those that no run has."""
     described = []
     for run in runs:
@@ -234,7 +333,25 @@ def _settings(runs: Sequence[Run]) -> list[list[object]]:
         first = run.config.get("first") or {}
         config["first"] = first.get("run") or first.get("weights")
         config |= run.config.get("given") or {}
-        config["joined"] = ", ".join(part["run"] for part in run.config.get("joined") or ())
+        if joined := run.config.get("joined"):
+            config |= {"joined": ", ".join(part["run"] for part in joined), "rounds": None}
         described.append(config)
-    lines = [[key, *(config.get(key) for config in described)] for key in SETTINGS]
-    return [line for line in lines if line[0] == "seed" or any(line[1:])]
+    found = {key: [config.get(key) for config in described] for key in SETTINGS}
+    return [
+        [key, *(_in_words(key, value) for value in values)]
+        for key, values in found.items()
+        if key == "seed" or any(values)
+    ]
+
+
+def _in_words(key: str, value: object) -> str:
+    """An option's value, numbers with six digits at most."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return format_eps(value) if key in ("eps", "step_size") else f"{value:g}"
+    if isinstance(value, list):
+        return ", ".join(_in_words(key, item) for item in value)
+    return str(value)

@@ -12,10 +12,13 @@ from typing import Any
 
 from mrboost.evaluation.result import format_eps, same_images, worst_of
 from mrboost.evaluation.statistics import signed_difference, worst_case
+from mrboost.progress import COLUMNS, folded
 
 from .folder import Run
 
+Table = list[list[str]]
 WORST = "worst case"
+_FACTS = ("members", "weights", "ball", "images")
 DIFFERENCES = (
     "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
     "likely so uneven a split is by chance."
@@ -52,7 +55,7 @@ class SideBySide:
                     found[WORST] = worst | {"over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
-        return cls(sorted(attacks, key=lambda name: name == WORST), rows)
+        return cls(sorted(attacks, key=_place), rows)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
@@ -61,7 +64,7 @@ class SideBySide:
         return [run for label, run in labelled if label not in there]
 
     def head(self) -> list[str]:
-        return ["run", "members", "weights", "ball", "images", *self.attacks]
+        return ["run", *_FACTS, *self.attacks]
 
     def facts(self, row: int) -> list[str]:
         label, evaluation, _ = self.rows[row]
@@ -116,6 +119,21 @@ class SideBySide:
         ]
 
 
+def _place(attack: str) -> int:
+    """Clean accuracy first, then the worst case, then the attacks."""
+    return {"clean": 0, WORST: 1}.get(attack, 2)
+
+
+def in_common(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, Table]:
+    """The facts that are the same in all rows of a table, in words, and the table without them."""
+    facts = [i for i, name in enumerate(head) if name in _FACTS]
+    same = [i for i in facts if len({row[i] for row in rows}) == 1]
+    words = ", ".join(f"{head[i]} {rows[0][i]}" for i in same)
+    kept = [i for i in range(len(head)) if i not in same]
+    words = f"all: {words}" if words else ""
+    return words, [[line[i] for i in kept] for line in (head, *rows)]
+
+
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
     """Worst cases can be compared where they are over the same attacks."""
     return one is not None and one.get("over") == other.get("over")
@@ -144,46 +162,63 @@ def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A curve in per cent, one line for each radius."""
-    names = {name: name == WORST for row in rows for name in row["attacks"]}
-    ordered = sorted(names, key=names.__getitem__)
+    ordered = sorted(dict.fromkeys(name for row in rows for name in row["attacks"]), key=_place)
     lines = [["eps", *ordered]]
     for row in rows:
         figures = [row["attacks"].get(name) for name in ordered]
-        lines.append([format_eps(row["eps"]), *(_cell(f, " – ") if f else "–" for f in figures)])
+        lines.append([format_eps(row["eps"]), *(_cell(figure) for figure in figures)])
     return _aligned(lines)
 
 
-def _cell(figure: Mapping[str, Any], to: str = "–", mark: str = "") -> str:
+def _cell(figure: Mapping[str, Any] | None, mark: str = "") -> str:
     """Accuracy and interval in per cent: ``63.80 (49.5–77.9)``."""
+    if figure is None:
+        return "–"
     low, high = figure["interval"]
-    return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
+    return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:
     """The evaluations of these runs side by side; * marks the best of a column."""
     runs = [Run.open(folder) for folder in run_dirs]
     table = SideBySide.of(runs)
-    lines = [table.head()]
+    lines = []
     for i, (_, _, found) in enumerate(table.rows):
         marks = {name: "*" if table.is_best(i, name) else "" for name in found}
-        cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
+        cells = {name: _cell(outcome, marks[name]) for name, outcome in found.items()}
         lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
-    parts = [_aligned(lines), "in per cent, in brackets the 95 % interval"] if table.rows else []
+    parts = []
+    if lines:
+        common, shown = in_common(table.head(), lines)
+        parts += [_aligned(shown), "in per cent, in brackets the 95 % interval", common]
+    if any("*" in cell for line in lines for cell in line):
+        parts.append("* the best of those on the same images in the same ball")
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
         for run in table.without(runs)
     ]
-    parts += table.failures()
-    if any("*" in cell for line in lines for cell in line):
-        parts.append("* the best of those on the same images in the same ball")
+    parts += map(folded, table.failures())
     if differences := table.differences():
-        parts += [f"\n{DIFFERENCES}", _aligned([["", *table.head()[2:]], *differences])]
-    return "\n".join(parts)
+        common, shown = in_common(["", *table.head()[2:]], differences)
+        parts += ["\n" + folded(DIFFERENCES), _aligned(shown), common]
+    return "\n".join(part for part in parts if part)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def _aligned(lines: Table) -> str:
+    """Columns beneath each other; those that a terminal has no room for follow below, each time
+    beside the first column and the facts after it."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    keys = 1 + sum(name in _FACTS for name in lines[0])
+    blocks: list[list[int]] = []
+    for i in range(keys, len(widths)):
+        taken = sum(widths[j] + 2 for j in [*range(keys), *(blocks[-1] if blocks else ()), i]) - 2
+        if not blocks or taken > COLUMNS:
+            blocks.append([])
+        blocks[-1].append(i)
+    return "\n\n".join(
+        "\n".join(
+            "  ".join(line[i].ljust(widths[i]) for i in [*range(keys), *block]).rstrip()
+            for line in lines
+        )
+        for block in blocks
     )

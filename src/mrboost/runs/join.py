@@ -50,6 +50,15 @@ def join(runs: Sequence[str | Path], out: str | Path) -> Ensemble | Mixture:
     return load(out)
 
 
+def trainings(run: Run) -> list[int]:
+    """How many members came of each training: of one, but for a run that joins several."""
+    joined = run.config.get("joined")
+    if joined is None:
+        return [run.rounds_done()]
+    found = [count for part in joined for count in part.get("rounds", ())]
+    return found if sum(found) == run.rounds_done() else [1] * run.rounds_done()
+
+
 def _check(sources: Sequence[Run]) -> None:
     """Refuse runs whose networks do not belong together."""
     if len(sources) < 2:
@@ -84,7 +93,12 @@ def _describe(sources: Sequence[Run]) -> dict[str, Any]:
     summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
     of_first = ("data", "data_dir", "versions", "judge_step")
     joined = [
-        {"run": str(source.folder), "recipe": config["recipe"]["name"], "of": source.fingerprint()}
+        {
+            "run": str(source.folder),
+            "recipe": config["recipe"]["name"],
+            "of": source.fingerprint(),
+            "rounds": trainings(source),
+        }
         for source, config in zip(sources, configs, strict=True)
     ]
     return {

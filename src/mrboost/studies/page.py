@@ -103,7 +103,7 @@ def _plots(request: Request, trained: Sequence[Trained], ours: Figures) -> dict[
     """The paper's plots of our numbers, as SVG text by name."""
     if request.study.plot == "epochs" and trained:
         first = {one.label: one for one in reversed(trained)}  # the first seed's
-        metrics = {label: first[label].run.metrics() for label in sorted(first)}
+        metrics = {label: [first[label].run.metrics()] for label in sorted(first)}
         part = trained[0].training.options.get("select_on", "validation")
         return {"epochs": plots.training_curves(metrics, part)}
     if request.study.plot == "rounds":
