@@ -113,6 +113,13 @@ def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys, tmp_path: Pa
     assert "those of one classifier" in error_of(capsys, "evaluate", run, *both)
 
 
+def test_autoattack_is_proposed_until_it_was_run(run: Path, capsys, quick_autoattack) -> None:
+    proposal = f"next: mrboost evaluate {run} --attack autoattack"
+    for attack, proposed in (("fgsm", True), ("autoattack", False), ("fgsm", False)):
+        done("evaluate", run, "--attack", attack, "--n", "10", "--quiet", "--no-check")
+        assert (proposal in capsys.readouterr().out) == proposed
+
+
 def test_several_radii_are_a_curve(run: Path, capsys, tmp_path: Path) -> None:
     command = ["evaluate", run, "--attack", "fgsm", "--n", "30", "--no-check", "--quiet", "--eps"]
     done(*command, "0.2,1/20,0.1")
@@ -301,7 +308,8 @@ def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
     command.append("--no-check")
     whole = ["autoattack", "clean", "fgsm"]
     assert kept(fails=True) == (["clean", "fgsm"], ["autoattack"], False)
-    assert "7 images: autoattack failed, so there is no worst case" in text_table([run])
+    said = " ".join(text_table([run]).split())
+    assert "7 images: autoattack failed, so there is no worst case" in said
     assert kept(fails=False) == (whole, [], True)
     assert kept(fails=True) == (whole, [], True)
     assert "failed" not in text_table([run])

@@ -351,7 +351,9 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
     assert mrboost.compare(first, first) == Comparison(0, 0, 1.0)
 
     def fgsm(x: Tensor, y: Tensor) -> None:
-        mrboost.compare(first, mrboost.evaluate(model, x, y, "fgsm", check=False)["fgsm"])
+        mrboost.compare(
+            first, mrboost.evaluate(model, x, y, "fgsm", eps=8 / 255, check=False)["fgsm"]
+        )
 
     with pytest.raises(InputError, match="same points only, these have 100 and 64"):
         fgsm(x[:64], y[:64])

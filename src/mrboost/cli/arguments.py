@@ -232,6 +232,7 @@ def _recipes(p: _Parser) -> None:
 def _data(p: _Parser) -> None:
     """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
+    _add(p, "--download", "get its official files where they are not here, as train does too")
     _folder_options(p)
     _data_folder(p)
 

@@ -20,10 +20,11 @@ from mrboost.data import Dataset
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, UnfinishedError
+from mrboost.evaluation.page import has_autoattack
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias
 from mrboost.options import OPTIONS, TrainingOptions
-from mrboost.progress import note
+from mrboost.progress import COLUMNS, folded, note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.compare import curve, curve_table, text_table
@@ -83,14 +84,17 @@ def _train(options: Namespace) -> None:
         return
     run = Run.open(out)
     rounds = _rounds(run)
-    lines = [f"trained {recipe.name} on {source}: {out}"]
+    lines = [folded(f"trained {recipe.name} on {source}: {out}", 2)]
     for row, which in product(rounds, ("best", "last")):
         epoch = row[which]
+        if which == "last" and epoch == row["best"]:
+            continue
+        name = "kept" if which == "best" else which
         found = f"clean {epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
-        place = f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}"
+        place = f"  round {row['round']}  {name}: epoch {epoch['epoch']:>3}"
         lines.append(f"{place}  {run.config['select_on']} {found}")
     same = _same(run, options)
-    lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+    lines += [_proposal(f"{command} {same}") for command in ("evaluate", "report")]
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
 
@@ -162,7 +166,7 @@ def _evaluate(options: Namespace) -> None:
                 problems.append(f"{described}, eps = {radius:g}: {error}")
             found.append(classifier | result.to_dict())
             if shown:
-                print(f"{options.target}, {described}: {result}")
+                print(f"{options.target}, {described}:\n{result}")
         document["evaluations"] += found
         if len(options.eps) > 1:
             points = curve(found)
@@ -179,8 +183,24 @@ def _evaluate(options: Namespace) -> None:
             problems.append("all else was measured")
         raise InputError("; ".join(problems))
     clear(place)
-    if shown and isinstance(run, GivenModel):
-        print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
+    if shown:
+        print("\n".join(_next_steps(run, options)))
+
+
+def _next_steps(run: Run, options: Namespace) -> list[str]:
+    """What to do with the figures of an evaluation, and AutoAttack where it is still to come."""
+    given = isinstance(run, GivenModel)
+    same, steps = _same(run, options), [f"kept in {run.folder}"] if given else []
+    own_ball = given or (options.eps == [None] and options.norm is None)
+    if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
+        steps.append(_proposal(f"evaluate {same} --attack autoattack"))
+    return [*steps, _proposal(f"report {same}")]
+
+
+def _proposal(command: str) -> str:
+    """A command to type next; on several lines where it is longer than one."""
+    line = f"next: mrboost {command}"
+    return line if len(line) <= COLUMNS else line.replace(" --", " \\\n  --")
 
 
 def _target(options: Namespace) -> tuple[Run, Dataset | None]:

@@ -120,7 +120,7 @@ class Runner:
             looked = now
             if ended and stage < len(searches):
                 stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
-                self.meter.say(f"stage {searches[stage - 1].name} is done, {stand}")
+                self.meter.say(f"stage {searches[stage - 1].name}: {stand}")
             current = min(stage, len(searches) - 1)
             if ended or now - saved >= SAVE_EVERY:
                 saved = now

@@ -21,10 +21,11 @@ from mrboost.attacks import Attack, Classifier, as_attack, named
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
 from mrboost.devices import device_of
+from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.progress import Meter
 from mrboost.seeds import keep_random_state
-from mrboost.threat import radius
+from mrboost.threat import no_radius, radius
 
 from .chunk import Runner, check_attacks
 from .inputs import Chunk, Images, chunks
@@ -35,6 +36,10 @@ from .resume import Saved
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
+Ball = tuple[float | None, str]
+"""Radius, if it is known, and norm."""
+
+_PROBED = 8 / 255  # where doubts are looked for, and neither the user nor the attacks say a radius
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ def evaluate(
     y: Tensor | None = None,
     attack: Attacks = DEFAULT_ATTACKS,
     *,
-    eps: float = 8 / 255,
-    norm: str = "Linf",
+    eps: float | None = None,
+    norm: str | None = None,
     batch_size: int | None = None,
     progress: bool = False,
     check: bool = True,
@@ -87,8 +92,9 @@ def evaluate(
             ``pgd-mce-20``, ``cw``), an attack, several of them, or a mapping from labels to
             attacks. One of foolbox works as it is; one of torchattacks owns its model, which must
             be this very object. Clean accuracy is always reported.
-        eps, norm: the ball of attacks given by name, and of foolbox's; with eps 0 every attack
-            given by name leaves the images as they are.
+        eps, norm: the ball of attacks given by name, and of foolbox's: of a model of
+            ``mrboost.load`` that of its training if not given, of others Linf and an eps that must
+            be given. With eps 0 every attack given by name leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
         progress: show a progress bar on standard error; where that is no terminal, a line for
             each attack and stage.
@@ -106,12 +112,20 @@ def evaluate(
     """
     folder, file = (None if path is None else Path(path) for path in (keep, examples))
     options = EvaluationOptions(batch_size, progress, check, folder, resume, file)
-    eps = radius(eps)
-    attacks = resolve_attacks(attack, eps, norm)
-    measured = measure(model, x, y, attacks, options, ball=(eps, norm))
+    ball = _ball(model, eps, norm)
+    attacks = resolve_attacks(attack, *ball)
+    measured = measure(model, x, y, attacks, options, ball=ball)
     if measured.problem:
         raise UnfinishedError(measured.problem, measured.evaluation())
     return measured.evaluation()
+
+
+def _ball(model: Classifier, eps: float | None, norm: str | None) -> Ball:
+    """What was asked for, or else that of the training of a model from a run."""
+    own = (model.eps, model.norm) if isinstance(model, Ensemble | Mixture) else (None, None)
+    if eps is None and own[0] is not None and norm not in (None, own[1]):
+        raise InputError(f"the model's eps is for {own[1]}: give eps for norm {norm!r}")
+    return own[0] if eps is None else radius(eps), norm or own[1] or "Linf"
 
 
 def measure(
@@ -121,7 +135,7 @@ def measure(
     attacks: Mapping[str, Attack],
     options: EvaluationOptions,
     *,
-    ball: tuple[float, str],
+    ball: Ball,
 ) -> Measurements:
     """Run every attack on every chunk of the images.
 
@@ -144,7 +158,8 @@ def measure(
         Meter(options.progress) as meter,
         ExitStack() as open_files,
     ):
-        doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
+        asked = _PROBED if ball[0] is None else ball[0]
+        doubts = DoubtFinder(meter, eps or asked, norm or ball[1])
         observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), x)]
         if options.check:
             observers.append(doubts)
@@ -183,13 +198,13 @@ def _attack_chunk(
 
 
 def resolve_attacks(
-    attack: Attacks, eps: float, norm: str, step_size: float | None = None
+    attack: Attacks, eps: float | None, norm: str, step_size: float | None = None
 ) -> dict[str, Attack]:
     """Attacks by label, whatever form they were given in.
 
     Args:
         attack: as for ``evaluate``; ``clean`` is left out, since it is always there.
-        eps, norm: the ball of attacks given by name.
+        eps, norm: the ball of attacks given by name; without eps they are refused.
         step_size: of PGD given by name; a quarter of eps if not given.
     """
     if isinstance(attack, Mapping):
@@ -203,6 +218,8 @@ def resolve_attacks(
         if isinstance(item, str):
             label = item
             one = named(item, eps or 0.1, norm, step_size)
+            if eps is None:
+                raise no_radius(item)
             if eps == 0:
                 one = Untouched(item, norm)
         else:
@@ -220,7 +237,7 @@ def _label(label: object) -> str:
     return label
 
 
-def _made(attack: object, eps: float, norm: str) -> Attack:
+def _made(attack: object, eps: float | None, norm: str) -> Attack:
     if isinstance(attack, type) or not callable(attack):
         raise InputError(
             f"an attack is a name or a callable attack(model, x, y), got {attack!r}: PGD(eps), say"

@@ -166,16 +166,16 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [["eps", *ordered]]
     for row in rows:
         figures = [row["attacks"].get(name) for name in ordered]
-        lines.append([format_eps(row["eps"]), *(_cell(figure) for figure in figures)])
+        lines.append([format_eps(row["eps"]), *(_cell(figure, to=" – ") for figure in figures)])
     return _aligned(lines)
 
 
-def _cell(figure: Mapping[str, Any] | None, mark: str = "") -> str:
+def _cell(figure: Mapping[str, Any] | None, mark: str = "", to: str = "–") -> str:
     """Accuracy and interval in per cent: ``63.80 (49.5–77.9)``."""
     if figure is None:
         return "–"
     low, high = figure["interval"]
-    return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}–{100 * high:.1f})"
+    return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
 
 
 def text_table(run_dirs: Sequence[str | Path]) -> str:

@@ -15,6 +15,7 @@ from mrboost import __version__
 from mrboost.files import write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
+from mrboost.progress import folded
 
 from .catalogue import SCALES, STUDIES, Figures
 from .plan import Request
@@ -130,4 +131,4 @@ def listing() -> str:
     """The studies and the scales, one line each."""
     lines = [f"{name:<14} {study.title} ({study.place})" for name, study in STUDIES.items()]
     scales = [f"--scale {name:<6} {scale.summary}" for name, scale in SCALES.items()]
-    return "\n".join([*lines, "", *scales])
+    return "\n".join(folded(line, 15) for line in [*lines, "", *scales])
