@@ -211,7 +211,8 @@ def evaluated(keep, **more):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     x, y = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
     attacks = ["pgd-2", mrboost.attacks.Transfer(mrboost.attacks.CW(0.1, steps=2), network)]
-    return mrboost.evaluate(lambda x: network(x), x, y, attacks, eps=0.1, check=False, keep=keep, **more)
+    how = {"eps": 0.1, "check": False, "keep": keep, **more}
+    return mrboost.evaluate(lambda x: network(x), x, y, attacks, **how)
 """
 
 
