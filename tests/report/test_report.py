@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mrboost
+from mrboost.evaluation import EvaluationOptions
 from mrboost.plots import figures
 from mrboost.report import write_report
 from mrboost.runs import Run
@@ -87,6 +88,13 @@ def test_the_first_screen_has_the_worst_case_and_the_attacks(page: str, runs) ->
     assert f"mrboost evaluate {runs['boosted']}</code>" in first, "it is not evaluated"
     assert "2 networks" not in first
     assert "3 networks that were trained apart (at-mce, mrboost)" in first
+
+
+def test_what_was_not_looked_for_is_no_comfort(run: Path, tmp_path: Path) -> None:
+    evaluate_run(run, ["fgsm"], Request(n=10), EvaluationOptions(check=False))
+    text = write_report([run], tmp_path / "page.html", n=10).read_text("utf-8")
+    assert "at-mce: no reasons to doubt its figures were looked for" in text
+    assert "No reason to doubt these figures was seen" not in text
 
 
 def test_doubts_stand_on_the_first_screen(evaluation: mrboost.Evaluation, digits, tmp_path) -> None:

@@ -97,7 +97,21 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
         command = commands.add_parser(name, help=short, description=description)
         add_arguments(command)
         _add(command, "--json", "print one JSON document on standard output")
+        command.usage = _usage(command)
     return parser, commands.choices
+
+
+def _usage(command: _Parser) -> str:
+    """What a command needs, without the options that it may have: they follow in groups."""
+    shape = {"?": "[{}]", "+": "{0} [{0} …]"}
+    parts = [
+        " ".join(
+            [*action.option_strings, shape.get(str(action.nargs), "{}").format(action.metavar)]
+        )
+        for action in command._actions
+        if action.required or not action.option_strings
+    ]
+    return " ".join([command.prog, *parts, "[options]"])
 
 
 def _add(to: Any, option: str, text: str, kind: Any = str, **settings: Any) -> None:

@@ -225,6 +225,11 @@ def _doubts(evaluated: SideBySide) -> list[str]:
         for label, evaluation, _ in evaluated.rows
         for doubt in evaluation.get("doubts", [])
     ]
+    doubts += [
+        f"{label}: no reasons to doubt its figures were looked for (--no-check)"
+        for label, evaluation, _ in evaluated.rows
+        if not evaluation.get("checked", True)
+    ]
     return list(dict.fromkeys(doubts))
 
 
