@@ -83,7 +83,7 @@ def test_a_full_disk_costs_the_parts_alone(
     assert main(command) == 0
     out, error = capsys.readouterr()
     assert out.count("\nfgsm") == 1
-    figures = [line for line in out.splitlines() if not line.startswith("next: ")]
+    figures = out.partition("\nnext: ")[0].splitlines()
     assert error.count("\n") == error.count(problem) == 1
     assert main([*command, "--examples", str(tmp_path / "x.safetensors")]) == 2
     again, error = capsys.readouterr()
