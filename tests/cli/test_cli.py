@@ -43,7 +43,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         ("strong", ["Learner(loss=margin_cross_entropy)", "AWP(gamma=0.005", "OneCycle", "0.999"]),
     ):
         done("recipes", "--show", name)
-        shown = capsys.readouterr().out
+        shown = " ".join(capsys.readouterr().out.split())
         assert all(part in shown for part in parts)
     assert json_of(capsys, "recipes", "--show", "at2")["objective"]["scale"] == 2.0
 

@@ -148,7 +148,7 @@ def test_an_interrupted_evaluation_of_a_model_goes_on(here, capsys, monkeypatch)
     done(*command, "--resume")
     assert len(calls) == 3
     out = capsys.readouterr().out
-    assert "mynets:nothing, as it is:\n60 images, Linf eps = 0.1" in out
+    assert "mynets:nothing, as it is: 60 images, Linf eps = 0.1" in out
     folder = "evaluations/digits-mynets-nothing"
     assert out.splitlines()[-2:] == [
         "  --attack autoattack",

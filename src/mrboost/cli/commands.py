@@ -166,7 +166,8 @@ def _evaluate(options: Namespace) -> None:
                 problems.append(f"{described}, eps = {radius:g}: {error}")
             found.append(classifier | result.to_dict())
             if shown:
-                print(f"{options.target}, {described}:\n{result}")
+                facts, _, table = str(result).partition("\n")
+                print(folded(f"{options.target}, {described}: {facts}"), table, sep="\n")
         document["evaluations"] += found
         if len(options.eps) > 1:
             points = curve(found)
@@ -184,12 +185,15 @@ def _evaluate(options: Namespace) -> None:
         raise InputError("; ".join(problems))
     clear(place)
     if shown:
-        print("\n".join(_next_steps(run, options)))
+        for line in _next_steps(run, options):
+            print(line)
 
 
 def _next_steps(run: Run, options: Namespace) -> list[str]:
-    """What to do with the figures of an evaluation, and AutoAttack where it is still to come."""
+    """Where the figures are, and what to do next: AutoAttack where it is still to come."""
     given = isinstance(run, GivenModel)
+    if options.quiet and not given:
+        return []
     same, steps = _same(run, options), [f"kept in {run.folder}"] if given else []
     own_ball = given or (options.eps == [None] and options.norm is None)
     if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
