@@ -7,10 +7,8 @@ is kept in the run's results.json, so that a second page is quick.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +22,22 @@ from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.curve import probability_margins, robustness_curve
-from mrboost.evaluation.page import NOTHING_SEEN, headline, write_page
-from mrboost.evaluation.result import Evaluation, format_eps, worst_of
+from mrboost.evaluation.page import write_page
+from mrboost.evaluation.result import Evaluation, format_eps
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import DIFFERENCES, SideBySide, in_common, run_labels
+from mrboost.runs.compare import run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
-from mrboost.runs.join import trainings
+
+from .words import epochs_of, evaluations_of, plots_in_words, value_in_words
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY_IMAGES = 10
 GALLERY_POOL = 200
-MOST_CLASSES = 20  # for the table by class
 HELD_OUT = {"validation": "validation", "test": "test (used for selection: optimistic)"}
 SETTINGS = (
     *("recipe", "model", "weights", "normalize", "rounds", "epochs", "later_epochs"),
@@ -83,10 +81,6 @@ def write_report(
         galleries.append({"label": label, **_gallery(run, model, dataset)})
     figures = _figures(runs, curves)
     every = list(runs.values())
-    evaluated = SideBySide.of(every)
-    facts = [evaluated.facts(row) for row in range(len(evaluated.rows))]
-    table = in_common(evaluated.head()[: len(facts[0])] if facts else [], facts)
-    paired = evaluated.differences()
     page = render(
         Path(__file__).with_name("report.html"),
         labels=list(runs),
@@ -96,16 +90,8 @@ def write_report(
         images=len(test),
         attack=attack,
         figures=figures,
-        headlines=_headlines(runs, evaluated),
-        evaluated=evaluated,
-        table=table,
-        differences=in_common(["", *evaluated.head()[2:]], paired) if paired else None,
-        alts=_alts(runs, curves, attack),
-        waiting=[run.folder for run in evaluated.without(every)],
-        differences_note=DIFFERENCES,
-        doubts=_doubts(evaluated),
-        nothing_seen=NOTHING_SEEN,
-        classes=_classes(evaluated, table[1]) if dataset.num_classes <= MOST_CLASSES else [],
+        alts=plots_in_words(runs, curves, attack),
+        **evaluations_of(runs),
         galleries=galleries,
         shown=GALLERY_IMAGES // 2,
         settings=_settings(every),
@@ -126,39 +112,6 @@ def _opened(run_dirs: Sequence[str | Path]) -> dict[str, Run]:
         if len(found) > 1:
             raise InputError(f"the runs are {what} ({', '.join(found)}): report each alone")
     return dict(zip(run_labels(runs), runs, strict=True))
-
-
-def _headlines(runs: Mapping[str, Run], evaluated: SideBySide) -> list[dict[str, Any]]:
-    """Of each run what was measured of it as a whole: with most members, the best weights, in its
-    own ball, on most images."""
-    found = []
-    for label, run in runs.items():
-        own_ball = run.config["eps"], run.config["norm"]
-        ranks = [
-            (
-                one["members"],
-                one["weights"] != "last",
-                (one["eps"], one["norm"]) == own_ball,
-                one["n"],
-                row,
-            )
-            for row, (of, one, _) in enumerate(evaluated.rows)
-            if of == label
-        ]
-        if not ranks:
-            continue
-        row = max(ranks)[-1]
-        _, one, _ = evaluated.rows[row]
-        _, members, weights, ball, _ = evaluated.facts(row)
-        about = run.config["recipe"]["summary"]
-        if run.rounds_done() > 1:
-            about += f"; {members} of {run.rounds_done()} members"
-        if weights == "last":
-            about += "; last weights"
-        one = one | {"worst": worst_of(one), "failed": one.get("failed", ())}
-        command = shlex.join(["mrboost", "evaluate", str(run.folder), "--attack", "autoattack"])
-        found.append(headline(label, one, ball, about=about, command=command))
-    return found
 
 
 def _curve(
@@ -184,7 +137,7 @@ def _curve(
 
 def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The plots by name, as SVG text."""
-    metrics = {label: _trainings(run) for label, run in runs.items() if run.metrics()}
+    metrics = {label: epochs_of(run) for label, run in runs.items() if run.metrics()}
     rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
     trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
     selected = {run.config["select_on"] for run in runs.values()}
@@ -206,50 +159,6 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     return figures
-
-
-def _trainings(run: Run) -> list[list[dict[str, Any]]]:
-    """The epochs of each training behind a run: one, but for networks that were joined."""
-    ends = [*accumulate(trainings(run), initial=0)]
-    ends[-1] = run.config["rounds"]  # the round under way too
-    return [
-        [row for row in run.metrics() if first < row["round"] <= last]
-        for first, last in pairwise(ends)
-    ]
-
-
-def _doubts(evaluated: SideBySide) -> list[str]:
-    """Each doubt once, though several evaluations of a run may give it."""
-    doubts = [
-        f"{label}: {doubt['message']}"
-        for label, evaluation, _ in evaluated.rows
-        for doubt in evaluation.get("doubts", [])
-    ]
-    doubts += [
-        f"{label}: no reasons to doubt its figures were looked for (--no-check)"
-        for label, evaluation, _ in evaluated.rows
-        if not evaluation.get("checked", True)
-    ]
-    return list(dict.fromkeys(doubts))
-
-
-def _classes(
-    evaluated: SideBySide, facts: Sequence[Sequence[str]]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Clean outcomes, and those under the attack that fools the classifier most.
-
-    ``facts`` is a table of what tells the evaluations apart.
-    """
-    head, *rows = facts
-    lines = []
-    for i, (_, _, outcomes) in enumerate(evaluated.rows):
-        of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
-        hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
-        which = [f"{name} {fact}" for name, fact in zip(head, rows[i], strict=True)]
-        name = ", ".join([rows[i][0], *which[1:]])
-        for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
-            lines.append((f"{name}: {outcome['attack']}", outcome))
-    return lines
 
 
 def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str, Any]:
@@ -281,42 +190,6 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
     }
 
 
-def _alts(
-    runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]], attack: str
-) -> dict[str, str]:
-    """What the plots show, in words for those who do not see them."""
-    at_eps = [
-        f"{label} "
-        + ", ".join(f"{accuracy:.1%} at {format_eps(eps)}" for eps, accuracy, _ in curve["points"])
-        for label, curve in curves.items()
-    ]
-    fooled = [
-        f"{label} {sum(value <= 0 for value in curve['margins']) / len(curve['margins']):.1%}"
-        for label, curve in curves.items()
-    ]
-    ends = [
-        f"{label} {rows[-1]['clean']:.1%} clean and {rows[-1]['robust']:.1%} under PGD-20"
-        for label, run in runs.items()
-        for rows in _trainings(run)
-        if rows
-    ]
-    after = [
-        f"{label} {rows[0]['pgd-20']['accuracy']:.1%} with one and "
-        f"{rows[-1]['pgd-20']['accuracy']:.1%} with {len(rows)} members"
-        for label, run in runs.items()
-        if len(rows := run.results.get("rounds", ())) > 1
-    ]
-    curve = f"Curves of accuracy under {attack} against eps"
-    return {
-        "robustness": f"{curve}: {'; '.join(at_eps)}",
-        "margins": f"Curves of margins under attack; the share below 0: {', '.join(fooled)}",
-        "training": f"Curves of accuracy by epoch, which end at: {'; '.join(ends)}",
-        "loss": "Curves of the training loss by epoch",
-        "minutes": f"The same curves of accuracy by minutes: {'; '.join(ends)}",
-        "rounds": f"Curves of accuracy under PGD-20 by members: {'; '.join(after)}",
-    }
-
-
 def _pictures(images: Tensor, y: Tensor, answers: Tensor, dataset: Dataset) -> list[dict[str, Any]]:
     """Images with the class that the model answers, its probability, and whether it is right."""
     found = []
@@ -343,20 +216,7 @@ def _settings(runs: Sequence[Run]) -> list[list[str]]:
         described.append(config)
     found = {key: [config.get(key) for config in described] for key in SETTINGS}
     return [
-        [key, *(_in_words(key, value) for value in values)]
+        [key, *(value_in_words(key, value) for value in values)]
         for key, values in found.items()
         if key == "seed" or any(values)
     ]
-
-
-def _in_words(key: str, value: object) -> str:
-    """An option's value, numbers with six digits at most."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return format_eps(value) if key in ("eps", "step_size") else f"{value:g}"
-    if isinstance(value, list):
-        return ", ".join(_in_words(key, item) for item in value)
-    return str(value)

@@ -69,8 +69,7 @@ def boost(
             epoch, loss, clean, robust, seconds and more, and with ``best_epoch``, ``epochs`` and
             ``rounds``, when all is saved, in the first of several processes. It cannot change the
             training: what it raises becomes a warning. ``mrboost.loggers`` has two.
-        on_round: likewise after each round with ``round``, ``rounds``, ``epoch`` (the chosen one),
-            ``epochs``, and ``robust``, the held-out accuracy after it.
+        on_round: likewise after each round: ``round``, ``epoch`` (chosen), ``robust`` and more.
         options: those of ``mrboost.options.OPTIONS``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
