@@ -1,12 +1,13 @@
 # make demo: train, evaluate and report on real digits in a few minutes. make test: everything that CI checks.
 # make docs: the documentation site, site/index.html. make dist: the package that is published, dist/.
 # make tree: renew the table and the tree of files in docs/design.md.
+# make look: screenshots of the reports in a headless browser, if there is one.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test docs dist tree format clean
+.PHONY: demo test docs dist tree look format clean
 
 demo: $(INSTALLED)
 	rm -rf demo
@@ -41,12 +42,15 @@ tree: $(INSTALLED)
 	$(BIN)/python docs/check.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_design.py
 
+look: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/look.py
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo build dist site look .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mrboost needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …")'

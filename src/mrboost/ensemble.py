@@ -48,14 +48,25 @@ def _positive(values: Tensor) -> bool:
 
 class _Members(nn.Module):
     """Several classifiers with weights that sum to one; iterating, indexing and
-    ``len`` reach the members."""
+    ``len`` reach the members.
+
+    ``eps`` and ``norm`` are the ball that they were trained for, if it is known: ``evaluate`` takes
+    it where none is given.
+    """
 
     weights: Tensor
 
     def __init__(
-        self, members: Iterable[nn.Module], weights: Sequence[float] | None = None
+        self,
+        members: Iterable[nn.Module],
+        weights: Sequence[float] | None = None,
+        *,
+        eps: float | None = None,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
+        self.eps = eps
+        self.norm = norm
         self.members = nn.ModuleList(members)
         count = len(self.members)
         if count == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+import textwrap
 import time
 from typing import Self
 
@@ -12,12 +13,25 @@ from tqdm import tqdm
 
 EVERY = 60.0  # seconds between two lines in a log
 # What a line says, in the words of tqdm's ``bar_format``
-_SHARE = "{percentage:.0f}% of all, about {remaining} left"
+_SHARE = "{percentage:.0f}%, {remaining} left"
+COLUMNS = 80  # of a terminal as wide as one can count on
 
 
 def note(line: str) -> None:
     """A line on standard error, above a bar if there is one."""
     tqdm.write(line, file=sys.stderr)
+
+
+def folded(text: str, indent: int = 0) -> str:
+    """A text on lines that fit a terminal, all but the first indented; what has no spaces, a path
+    say, stays whole."""
+    return textwrap.fill(
+        text,
+        COLUMNS,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Meter:

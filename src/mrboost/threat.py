@@ -264,6 +264,12 @@ def radius(eps: object) -> float:
     raise InputError(f"eps must be a number, got {eps!r:.80}: write 8 / 255, say")
 
 
+def no_radius(attack: str) -> InputError:
+    """The error where nothing says the radius of an attack."""
+    usual = "8 / 255 is usual for CIFAR, 0.3 for MNIST"
+    return InputError(f"give eps, the radius of {attack}: {usual}; models of mrboost.load have one")
+
+
 _LARGEST = 1e15  # its square is finite in float32
 _NEWTON_STEPS = 7
 _FAR = 1e30  # λ where no pixel has room left: further than any

@@ -111,9 +111,9 @@ def test_a_mixture_inside_a_module_is_refused(
 ) -> None:
     """It would be judged by its mean probabilities, which is not how it answers."""
     with pytest.raises(InputError, match=r"a Mixture inside Mixture .* to one Mixture"):
-        evaluate(Mixture([model, Mixture([model, undefended])]), *batch, "pgd-20")
+        evaluate(Mixture([model, Mixture([model, undefended])]), *batch, "pgd-20", eps=0.1)
     with pytest.raises(InputError, match=r"a Mixture inside .* to one Mixture"):
-        evaluate(inside(Mixture([model, undefended])), *batch, attack)
+        evaluate(inside(Mixture([model, undefended])), *batch, attack, eps=0.1)
     with pytest.raises(InputError, match="a Mixture inside"):
         robustness_curve(inside(Mixture([model, undefended])), *batch, [0.1])
 

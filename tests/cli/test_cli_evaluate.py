@@ -113,6 +113,15 @@ def test_autoattack_adaptive_examples_and_doubts(run: Path, capsys, tmp_path: Pa
     assert "for one classifier" in error_of(capsys, "evaluate", run, *both)
 
 
+def test_autoattack_is_proposed_until_it_was_run(run: Path, capsys, quick_autoattack) -> None:
+    proposal = f"next: mrboost evaluate {run} --attack autoattack"
+    for attack, proposed in (("fgsm", True), ("autoattack", False), ("fgsm", False)):
+        done("evaluate", run, "--attack", attack, "--n", "10", "--no-check")
+        said = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+        assert (proposal in said) == proposed
+        assert f"next: mrboost report {run}" in said
+
+
 def test_several_radii_are_a_curve(run: Path, capsys, tmp_path: Path) -> None:
     command = ["evaluate", run, "--attack", "fgsm", "--n", "30", "--no-check", "--quiet", "--eps"]
     done(*command, "0.2,1/20,0.1")
@@ -270,7 +279,7 @@ def test_an_attack_that_fails_leaves_the_figures_of_the_others(
     command = ["evaluate", str(run), "--n", "20", "--quiet", "--no-check"]
     assert main(command) == 2
     out, error = capsys.readouterr()
-    shown = [line.split()[0] for line in out.splitlines()[2:]]
+    shown = [line.split()[0] for line in out.partition("seconds\n")[2].splitlines()]
     assert shown == ["clean", "pgd-3", "fgsm", "failed:"]
     problem = "mine: function made NaN of image 0: the attack is at fault; all else was measured"
     assert error == f"mrboost: error: best weights, eps = 0.1: {problem}\n"
@@ -301,7 +310,8 @@ def test_an_attack_that_fails_now_and_then_counts_once_it_succeeded(
     command.append("--no-check")
     whole = ["autoattack", "clean", "fgsm"]
     assert kept(fails=True) == (["clean", "fgsm"], ["autoattack"], False)
-    assert "7 images: autoattack failed, so there is no worst case" in text_table([run])
+    said = " ".join(text_table([run]).split())
+    assert "7 images: autoattack failed, so there is no worst case" in said
     assert kept(fails=False) == (whole, [], True)
     assert kept(fails=True) == (whole, [], True)
     assert "failed" not in text_table([run])

@@ -173,9 +173,14 @@ def test_an_interrupted_evaluation_of_a_model_goes_on(here, capsys, monkeypatch)
     assert len(calls) == 3
     out = capsys.readouterr().out
     assert "mynets:nothing, as it is: 60 images, Linf eps = 0.1" in out
-    assert out.splitlines()[-1] == (
-        "kept in evaluations/digits-mynets-nothing; next: mrboost report "
-        "evaluations/digits-mynets-nothing --import=mynets:nothing"
+    folder = "evaluations/digits-mynets-nothing"
+    assert out.splitlines()[-2:] == [
+        "  --attack autoattack",
+        f"next: mrboost report {folder} --import=mynets:nothing",
+    ]
+    assert (
+        f"kept in {folder}\nnext: mrboost evaluate {folder} \\\n  --import=mynets:nothing \\\n"
+        in out
     )
 
 
@@ -294,10 +299,10 @@ def test_a_function_of_a_file_is_trained_and_fine_tuned(here, weights, capsys) -
     safetensors.torch.save_file({f"1.{k}": v for k, v in weights.items()}, "w.safetensors")
     named = ["--model", "mynets.py:linear", "--first", "w.safetensors", "--lr", "1e-9"]
     done(*train, *named, "--out", "tuned")
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "next: mrboost evaluate tuned --import=mynets.py:linear  and  "
-        "mrboost report tuned --import=mynets.py:linear"
-    )
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "next: mrboost evaluate tuned --import=mynets.py:linear",
+        "next: mrboost report tuned --import=mynets.py:linear",
+    ]
     tuned = mrboost.load("tuned")[0]
     assert torch.allclose(tuned[1][1].weight, weights["weight"], atol=1e-5)
     assert json.loads(Path("tuned/config.json").read_text())["model"] == "mynets.py:linear"

@@ -13,11 +13,13 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pooch
 import pytest
+import requests
 import scipy.io
 import torch
 
-from commands import development_data
+from commands import development_data, done, error_of
 from mrboost.data import describe, load, names, registry
 from mrboost.errors import InputError
 from samples import pack, pictures, refusal
@@ -200,8 +202,6 @@ def test_the_order_of_places(tmp_path, monkeypatch):
 
 
 def test_without_a_network_the_error_says_what_where_and_how(tmp_path, monkeypatch):
-    import pooch
-
     def offline(*args, **kwargs):
         raise OSError("no route\nto host")
 
@@ -249,6 +249,30 @@ def test_a_download_is_kept_and_used_again(served, tmp_path):
         found = {path.name for path in (tmp_path / "data" / "svhn").iterdir()}
         assert found == {"test_32x32.mat", "train_32x32.mat"}
         assert len(seen) == 2
+
+
+def test_a_command_downloads(served, tmp_path, capsys):
+    _, seen = served
+    place = ["--data-dir", tmp_path / "data"]
+    done("data", "svhn", *place)
+    assert "found      None" in capsys.readouterr().out
+    assert not seen
+    done("data", "svhn", *place, "--download")
+    out, err = capsys.readouterr()
+    assert f"{tmp_path / 'data' / 'svhn' / 'train_32x32.mat'}, " in " ".join(out.split())
+    assert err.splitlines() == [
+        f"svhn: downloading {file} from 127.0.0.1" for file in ("train_32x32.mat", "test_32x32.mat")
+    ]
+    assert "the NAME of the dataset" in error_of(capsys, "data", "--download")
+
+
+def test_without_a_connection_the_host_is_named(tmp_path, monkeypatch, capsys):
+    def offline(*args, **kwargs):
+        raise requests.ConnectionError("HTTPSConnectionPool(host=…): Max retries exceeded")
+
+    monkeypatch.setattr(pooch, "retrieve", offline)
+    with pytest.raises(InputError, match=r"failed: no connection to www\.cs\.toronto\.edu\)$"):
+        load("cifar10", tmp_path)
 
 
 def test_a_download_with_another_checksum_is_refused_and_not_kept(served, tmp_path):

@@ -300,6 +300,24 @@ def test_autoattack_reports_its_stages_and_the_worst_case(model, digits, small_a
     assert json.loads(result.to_json())["outcomes"][1]["stages"][0]["attack"] == "apgd-ce"
 
 
+def test_a_trained_model_knows_its_ball_and_of_others_it_is_asked_for(
+    model, undefended, batch
+) -> None:
+    found = mrboost.evaluate(model, *batch, "pgd-2", check=False)
+    assert (found.eps, found.norm) == (0.1, "Linf")
+    asked = mrboost.evaluate(undefended, *batch, "pgd-2", eps=0.1, check=False)
+    known = mrboost.Ensemble([undefended], eps=0.1, norm="Linf")
+    assert mrboost.evaluate(known, *batch, "pgd-2", check=False)["pgd-2"].correct == (
+        asked["pgd-2"].correct
+    )
+    assert mrboost.evaluate(known, *batch, "pgd-2", eps=0.3, norm="L2", check=False).eps == 0.3
+    with pytest.raises(InputError, match="the model's eps is for Linf: give eps for norm 'L2'"):
+        mrboost.evaluate(model, *batch, "fgsm", norm="L2")
+    with pytest.raises(InputError, match="give eps, the radius of fgsm"):
+        mrboost.evaluate(undefended, *batch)
+    assert mrboost.evaluate(undefended, *batch, PGD(0.2, steps=1), check=False).eps == 0.2
+
+
 def test_takes_loaders_splits_and_one_hot_labels(
     model, digits, small_autoattack, monkeypatch
 ) -> None:
@@ -352,7 +370,9 @@ def test_comparing_two_models_on_the_same_points(model, undefended, digits) -> N
     assert mrboost.compare(first, first) == Comparison(0, 0, 1.0)
 
     def fgsm(x: Tensor, y: Tensor) -> None:
-        mrboost.compare(first, mrboost.evaluate(model, x, y, "fgsm", check=False)["fgsm"])
+        mrboost.compare(
+            first, mrboost.evaluate(model, x, y, "fgsm", eps=8 / 255, check=False)["fgsm"]
+        )
 
     with pytest.raises(InputError, match="same points only, these have 100 and 64"):
         fgsm(x[:64], y[:64])

@@ -174,9 +174,9 @@ def test_a_small_change_behind_a_function_is_seen(model, batch, tmp_path, monkey
         return SCALE * model(images)
 
     kept = {"keep": tmp_path / "parts", "resume": True, "check": False}
-    first = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    first = mrboost.evaluate(scaled, *batch, "fgsm", eps=0.1, **kept)
     monkeypatch.setitem(globals(), "SCALE", 0.998)
-    second = mrboost.evaluate(scaled, *batch, "fgsm", **kept)
+    second = mrboost.evaluate(scaled, *batch, "fgsm", eps=0.1, **kept)
     assert second["fgsm"].margin == pytest.approx(0.998 * first["fgsm"].margin, rel=1e-5)
 
 

@@ -110,7 +110,7 @@ def test_low_precision_does_not_widen_the_ball(dtype: torch.dtype, batch) -> Non
         ((found, logits, _),) = attacked_batches(fits, x, batch[1][:16], attack)
         assert (found - x).abs().max() <= 8 / 255 + 1e-6
         assert torch.equal(logits, net(found.to(dtype)).float())
-    assert mrboost.evaluate(net, *batch, "pgd-3", check=False).n == len(batch[0])
+    assert mrboost.evaluate(net, *batch, "pgd-3", eps=0.1, check=False).n == len(batch[0])
 
 
 def test_what_an_attack_cannot_do_is_said_before_another_runs(model, batch) -> None:
@@ -137,7 +137,7 @@ def test_nothing_of_the_caller_is_disturbed(model, batch) -> None:
     x, y = batch[0][:8], batch[1][:8]
     state = torch.get_rng_state()
     noisy = mrboost.evaluate(
-        lambda images: model(images) + 1e-6 * torch.randn(len(images), 10), x, y, "pgd-2"
+        lambda images: model(images) + 1e-6 * torch.randn(len(images), 10), x, y, "pgd-2", eps=0.1
     )
     assert torch.equal(torch.get_rng_state(), state)
     with torch.inference_mode():
@@ -186,7 +186,9 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
             Fraction(1, 10)
         ),  # type: ignore[arg-type]
         "a number, got '8/255': write 8 / 255": lambda: mrboost.evaluate(model, x, y, eps="8/255"),  # type: ignore[arg-type]
-        "a number, got None": lambda: mrboost.evaluate(model, x, y, eps=None),  # type: ignore[arg-type]
+        "give eps, the radius of fgsm: .* models of mrboost.load": lambda: mrboost.evaluate(
+            model[0], x, y
+        ),
         "a number, got True": lambda: mrboost.evaluate(model, x, y, eps=True),
         "a number, got tensor": lambda: mrboost.evaluate(model, x, y, eps=torch.ones(2)),  # type: ignore[arg-type]
         r"attack\(model, x, y\), got <class .*PGD'>: PGD\(eps\)": lambda: mrboost.evaluate(
@@ -204,9 +206,11 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
             model, x.numpy(), np.array(1)
         ),
         "labels cannot be read as an array": lambda: mrboost.evaluate(model, x.numpy(), {1, 2}),
-        r"an nn.Module or a function, got <class": lambda: mrboost.evaluate(nn.Linear, x, y),
+        r"an nn.Module or a function, got <class": lambda: mrboost.evaluate(
+            nn.Linear, x, y, eps=0.1
+        ),
         "and type torch.float64": lambda: mrboost.evaluate(
-            lambda images: model(images), x.double(), y
+            lambda images: model(images), x.double(), y, eps=0.1
         ),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
@@ -225,12 +229,12 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         "labels cannot be read as an array of numbers": lambda: mrboost.evaluate(
             model, x, ["cat"] * 64
         ),  # type: ignore[arg-type]
-        "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y),  # type: ignore[arg-type]
+        "a function, got 'runs/a': mrboost.load": lambda: mrboost.evaluate("runs/a", x, y, eps=0.1),  # type: ignore[arg-type]
         "gave SimpleNamespace: give mrboost.models.Logits": lambda: mrboost.evaluate(
-            lambda z: SimpleNamespace(logits=model(z)), x, y
+            lambda z: SimpleNamespace(logits=model(z)), x, y, eps=0.1
         ),
         "floating point, the model returned torch.int64": lambda: mrboost.evaluate(
-            lambda z: model(z).long(), x, y
+            lambda z: model(z).long(), x, y, eps=0.1
         ),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
         "takes an attack's name, .* got PGD": lambda: robustness_curve(
@@ -251,7 +255,7 @@ def test_images_that_do_not_fit_the_network_are_named_by_their_shape(
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
     x, y = torch.rand(6, *shape), torch.arange(6)
     for call in (
-        lambda: mrboost.evaluate(net, x, y, "fgsm"),
+        lambda: mrboost.evaluate(net, x, y, "fgsm", eps=0.1),
         lambda: robustness_curve(net, x, y, [0.1]),
         lambda: APGD(0.1)(net, x, y),
         lambda: PGD(0.1)(net.double(), x.double(), y),
@@ -282,7 +286,7 @@ def test_other_errors_of_a_model_stay_what_they_are(fault: BaseException, batch)
         raise fault
 
     with pytest.raises(type(fault)) as error:
-        mrboost.evaluate(broken, *batch, "fgsm")
+        mrboost.evaluate(broken, *batch, "fgsm", eps=0.1)
     assert error.value is fault
 
 
@@ -299,7 +303,7 @@ def test_a_model_that_took_the_first_image_fails_by_its_own_fault(calls: int, mo
         return model(images)
 
     with pytest.raises(RuntimeError, match="size of tensor a") as error:
-        mrboost.evaluate(broken, *batch, "pgd-2", check=False)
+        mrboost.evaluate(broken, *batch, "pgd-2", eps=0.1, check=False)
     assert error.value is fault
 
 
@@ -348,4 +352,4 @@ def test_images_without_channels_are_refused_by_a_convolution_and_taken_by_other
         ):
             mrboost.evaluate(model, x, y, attack)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    assert mrboost.evaluate(flat, x, y, ["fgsm", "apgd-ce"], check=False).n == 12
+    assert mrboost.evaluate(flat, x, y, ["fgsm", "apgd-ce"], eps=0.1, check=False).n == 12

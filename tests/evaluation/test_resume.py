@@ -82,7 +82,7 @@ def test_a_full_disk_costs_the_parts_alone(
     command = ["evaluate", str(run), "--attack", "fgsm,cw", "--n", "20", "--no-check", "--quiet"]
     assert main(command) == 0
     out, error = capsys.readouterr()
-    assert out.count("fgsm") == 1
+    assert out.count("\nfgsm") == 1
     assert error.count("\n") == error.count(problem) == 1
     assert main([*command, "--examples", str(tmp_path / "x.safetensors")]) == 2
     again, error = capsys.readouterr()
@@ -210,7 +210,8 @@ def evaluated(keep, **more):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     x, y = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
     attacks = ["pgd-2", mrboost.attacks.Transfer(mrboost.attacks.CW(0.1, steps=2), network)]
-    return mrboost.evaluate(lambda x: network(x), x, y, attacks, check=False, keep=keep, **more)
+    how = {"eps": 0.1, "check": False, "keep": keep, **more}
+    return mrboost.evaluate(lambda x: network(x), x, y, attacks, **how)
 """
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mrboost.errors import InputError
+from mrboost.threat import no_radius
 
 from .base import Attack
 from .model import Classifier, attacked
@@ -22,7 +23,7 @@ from .model import Classifier, attacked
 _NORMS: dict[Any, str] = {math.inf: "Linf", 2: "L2", 1: "L1"}
 
 
-def adapted(attack: Any, eps: float, norm: str) -> Any:
+def adapted(attack: Any, eps: float | None, norm: str) -> Any:
     """An attack of foolbox within the ball, or one of torchattacks, as an ``Attack``; anything else
     as it is."""
     libraries = {base.__module__.partition(".")[0] for base in type(attack).__mro__}
@@ -31,6 +32,8 @@ def adapted(attack: Any, eps: float, norm: str) -> Any:
         if own not in (None, norm):
             problem = f"foolbox's {type(attack).__name__} keeps to {own} balls, the norm is {norm}"
             raise InputError(f"{problem}: give norm={own!r} and an eps for it")
+        if eps is None:
+            raise no_radius(f"foolbox's {type(attack).__name__}")
         return Foolbox(attack, eps, own)
     return Torchattacks(attack) if "torchattacks" in libraries else attack
 

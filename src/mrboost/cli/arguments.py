@@ -97,7 +97,21 @@ def _build() -> tuple[_Parser, Mapping[str, _Parser]]:
         command = commands.add_parser(name, help=short, description=description)
         add_arguments(command)
         _add(command, "--json", "print one JSON document on standard output")
+        command.usage = _usage(command)
     return parser, commands.choices
+
+
+def _usage(command: _Parser) -> str:
+    """What a command needs, without the options that it may have: they follow in groups."""
+    shape = {"?": "[{}]", "+": "{0} [{0} …]"}
+    parts = [
+        " ".join(
+            [*action.option_strings, shape.get(str(action.nargs), "{}").format(action.metavar)]
+        )
+        for action in command._actions
+        if action.required or not action.option_strings
+    ]
+    return " ".join([command.prog, *parts, "[options]"])
 
 
 def _add(to: Any, option: str, text: str, kind: Any = str, **settings: Any) -> None:
@@ -292,6 +306,7 @@ def _recipes(p: _Parser) -> None:
 def _data(p: _Parser) -> None:
     """List the datasets, or say what one holds and where it was found."""
     p.add_argument("name", nargs="?", metavar="NAME", help="a dataset or folder:PATH")
+    _add(p, "--download", "get its official files where they are not here, as train does too")
     _folder_options(p)
     _data_folder(p)
 

@@ -19,10 +19,11 @@ from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
 from mrboost.evaluation.budget import TimeBudget
+from mrboost.evaluation.page import has_autoattack
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias
 from mrboost.options import OPTIONS, TrainingOptions
-from mrboost.progress import note
+from mrboost.progress import COLUMNS, folded, note
 from mrboost.recipes.config import saved_options, unregistered
 from mrboost.runs import Run, check_kind, slug
 from mrboost.runs.card import Card, check_place, make_card, write_card
@@ -103,14 +104,17 @@ def _train(options: Namespace) -> None:
         return
     run = Run.open(out)
     rounds = run.chosen()
-    lines = [f"trained {recipe.name} on {source}: {out}"]
+    lines = [folded(f"trained {recipe.name} on {source}: {out}", 2)]
     for row, which in product(rounds, ("best", "last")):
         epoch = row[which]
+        if which == "last" and epoch == row["best"]:
+            continue
+        name = "kept" if which == "best" else which
         found = f"clean {epoch['clean']:.2%}  pgd-20 {epoch['robust']:.2%}"
-        place = f"  round {row['round']}  {which}: epoch {epoch['epoch']:>3}"
+        place = f"  round {row['round']}  {name}: epoch {epoch['epoch']:>3}"
         lines.append(f"{place}  {run.config['select_on']} {found}")
     same = _same(run, options)
-    lines.append(f"next: mrboost evaluate {same}  and  mrboost report {same}")
+    lines += [_proposal(f"{command} {same}") for command in ("evaluate", "report")]
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
 
@@ -166,7 +170,8 @@ def _evaluate(options: Namespace) -> None:
                 problems.append(f"{described}, eps = {radius:g}: {one.problem}")
             found.append(classifier | one.evaluation.to_dict())
             if shown:
-                print(f"{options.target}, {described}: {one.evaluation}")
+                facts, _, table = str(one.evaluation).partition("\n")
+                print(folded(f"{options.target}, {described}: {facts}"), table, sep="\n")
             if options.card and not one.problem and is_first_process():
                 document["card"] = _write_card(one, options)
         document["evaluations"] += found
@@ -185,8 +190,27 @@ def _evaluate(options: Namespace) -> None:
             problems.append("all else was measured")
         raise InputError("; ".join(problems))
     clear(place)
-    if shown and isinstance(run, GivenModel):
-        print(f"kept in {run.folder}; next: mrboost report {_same(run, options)}")
+    if shown:
+        for line in _next_steps(run, options):
+            print(line)
+
+
+def _next_steps(run: Run, options: Namespace) -> list[str]:
+    """Where the figures are, and what to do next: AutoAttack where it is still to come."""
+    given = isinstance(run, GivenModel)
+    if options.quiet and not given:
+        return []
+    same, steps = _same(run, options), [f"kept in {run.folder}"] if given else []
+    own_ball = given or (options.eps == [None] and options.norm is None)
+    if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
+        steps.append(_proposal(f"evaluate {same} --attack autoattack"))
+    return [*steps, _proposal(f"report {same}")]
+
+
+def _proposal(command: str) -> str:
+    """A command to type next; on several lines where it is longer than one."""
+    line = f"next: mrboost {command}"
+    return line if len(line) <= COLUMNS else line.replace(" --", " \\\n  --")
 
 
 def _how(options: Namespace, place: Path | None) -> EvaluationOptions:

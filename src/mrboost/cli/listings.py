@@ -13,6 +13,7 @@ from mrboost import data, recipes
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.errors import InputError
 from mrboost.evaluation.result import format_eps
+from mrboost.progress import folded
 from mrboost.recipes import Recipe
 from mrboost.recipes.config import describe_parts
 
@@ -30,10 +31,10 @@ def show_recipes(options: argparse.Namespace) -> None:
         print(_markdown_table(chosen))
     elif options.show:
         for key, text in _described(chosen[0]).items():
-            print(f"{key:<13} {text}")
+            print(folded(f"{key:<13} {text}", 14))
     else:
         for recipe in chosen:
-            print(f"{recipe.name:<22} {recipe.summary}")
+            print(folded(f"{recipe.name:<22} {recipe.summary}", 23))
 
 
 def _markdown_table(chosen: Sequence[Recipe]) -> str:
@@ -72,6 +73,10 @@ def source_of(options: argparse.Namespace, name: str) -> str:
 
 
 def show_data(options: argparse.Namespace) -> None:
+    if options.download:
+        if options.name is None:
+            raise InputError("give the NAME of the dataset to --download (list: mrboost data)")
+        data.load(options.name, options.data_dir, verify=options.verify)
     names = [source_of(options, options.name)] if options.name else data.names()
     described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
     facts = described[0]
@@ -81,11 +86,12 @@ def show_data(options: argparse.Namespace) -> None:
         print(json.dumps(facts if options.name else described, indent=2))
     elif options.name:
         for key, value in facts.items():
-            print(f"{key:<10} {_inline(value)}")
+            print(folded(f"{key:<10} {_inline(value)}", 11))
     else:
         for facts in described:
             name = facts["name"]
-            print(f"{name:<10} {_inline(facts.get('found') or f'not here: mrboost data {name}')}")
+            found = facts.get("found") or f"not here: mrboost data {name} --download"
+            print(folded(f"{name:<10} {found}", 11))
 
 
 def _inline(value: Any) -> str:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from mrboost.data.archives import reason
 from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
@@ -27,6 +28,7 @@ from mrboost.data.folder import FOLDER, LAYOUT, Pictures, read_folder, user_path
 from mrboost.data.packing import cache
 from mrboost.data.registry import SOURCES, Source
 from mrboost.errors import InputError, look_up
+from mrboost.progress import note
 
 Folder = str | Path | None
 
@@ -196,14 +198,19 @@ def _download(name: str, source: Source, data_dir: Folder, allowed: bool) -> Fou
     if not allowed or not roots:
         raise InputError(missing)
     import pooch
+    import requests
 
     bar = sys.stderr.isatty()
-    try:
-        for url in source.urls:
-            file = PurePosixPath(url).name
+    pooch.get_logger().setLevel("WARNING")  # what it says at each file is said here
+    for url in source.urls:
+        file, host = PurePosixPath(url).name, urlsplit(url).hostname
+        note(f"{name}: downloading {file} from {host}")
+        try:
             pooch.retrieve(url, source.checksums[file], file, roots[0] / name, progressbar=bar)
-    except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
-        raise InputError(f"{missing} (download failed: {reason(error)})") from error
+        except (OSError, ValueError) as error:  # no network or no space; a wrong checksum
+            offline = isinstance(error, requests.ConnectionError)
+            why = f"no connection to {host}" if offline else reason(error)
+            raise InputError(f"{missing} (download failed: {why})") from error
     found = _find(name, source, data_dir)
     assert found is not None
     return found

@@ -160,7 +160,7 @@ class Runner:
             looked = now
             if ended and stage < len(searches):
                 stand = f"{int(points.alive.sum())} of {len(chunk.x)} stand"
-                self.meter.say(f"stage {searches[stage - 1].stage} is done, {stand}")
+                self.meter.say(f"stage {searches[stage - 1].stage}: {stand}")
             current = min(stage, len(searches) - 1)
             if ended or now - saved >= SAVE_EVERY:
                 saved = now

@@ -76,7 +76,7 @@ def robustness_curve(
                 _attack_survivors(alive, chunk, one)
                 standing[number] += alive.sum()
                 meter(len(alive))
-                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(alive)} images stand")
+                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(alive)} stand")
             seen += len(alive)
     return [
         Radius(eps, n / seen, wilson_interval(n, seen))

@@ -22,10 +22,11 @@ from mrboost.attacks.adaptive import on_surrogate
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
 from mrboost.devices import device_of
+from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.progress import Meter
 from mrboost.seeds import keep_random_state
-from mrboost.threat import radius
+from mrboost.threat import no_radius, radius
 
 from .budget import TimeBudget
 from .chunk import Runner, check_attacks
@@ -36,8 +37,11 @@ from .result import Evaluation, UnfinishedError
 from .resume import Saved
 
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, Attack]
-Ball = tuple[float | None, str | None]  # eps and norm, of attacks that say theirs
 DEFAULT_ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw")
+Ball = tuple[float | None, str]
+"""Radius, if it is known, and norm."""
+
+_PROBED = 8 / 255  # where doubts are looked for, and neither the user nor the attacks say a radius
 
 
 def _check_place(name: str, path: Path | None) -> None:
@@ -85,8 +89,8 @@ def evaluate(
     y: Tensor | None = None,
     attack: Attacks = DEFAULT_ATTACKS,
     *,
-    eps: float = 8 / 255,
-    norm: str = "Linf",
+    eps: float | None = None,
+    norm: str | None = None,
     batch_size: int | None = None,
     progress: bool = False,
     check: bool = True,
@@ -109,8 +113,9 @@ def evaluate(
             ``pgd-mce-20``, ``cw``), an attack, several of them, or a mapping from labels to
             attacks. One of foolbox works as it is; one of torchattacks owns its model, which must
             be this very object. Clean accuracy is always reported.
-        eps, norm: the ball of attacks given by name, and of foolbox's; with eps 0 every attack
-            given by name leaves the images as they are.
+        eps, norm: the ball of attacks given by name, and of foolbox's: of a model of
+            ``mrboost.load`` that of its training if not given, of others Linf and an eps that must
+            be given. With eps 0 every attack given by name leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
         progress: show a progress bar on standard error; where that is no terminal, a line for
             each attack and stage.
@@ -134,15 +139,23 @@ def evaluate(
     folder, file = (None if path is None else Path(path) for path in (keep, examples))
     budget = None if time_budget is None else TimeBudget(time_budget)
     options = EvaluationOptions(batch_size, progress, check, folder, resume, file, budget)
-    eps = radius(eps)
-    attacks = resolve_attacks(attack, eps, norm)
+    ball = _ball(model, eps, norm)
+    attacks = resolve_attacks(attack, *ball)
     if surrogate is not None:
         model = BPDA(model, surrogate)
-        attacks |= on_surrogate(model, *_common_ball(attacks, (eps, norm), otherwise=(eps, norm)))
-    measured = measure(model, x, y, attacks, options, ball=(eps, norm))
+        attacks |= on_surrogate(model, *(_common_ball(attacks, ball) or ball))
+    measured = measure(model, x, y, attacks, options, ball=ball)
     if measured.problem:
         raise UnfinishedError(measured.problem, measured.evaluation())
     return measured.evaluation()
+
+
+def _ball(model: Classifier, eps: float | None, norm: str | None) -> Ball:
+    """What was asked for, or else that of the training of a model from a run."""
+    own = (model.eps, model.norm) if isinstance(model, Ensemble | Mixture) else (None, None)
+    if eps is None and own[0] is not None and norm not in (None, own[1]):
+        raise InputError(f"the model's eps is for {own[1]}: give eps for norm {norm!r}")
+    return own[0] if eps is None else radius(eps), norm or own[1] or "Linf"
 
 
 def measure(
@@ -152,7 +165,7 @@ def measure(
     attacks: Mapping[str, Attack],
     options: EvaluationOptions,
     *,
-    ball: tuple[float, str],
+    ball: Ball,
     smaller: Measurements | None = None,
 ) -> Measurements:
     """Run every attack on every chunk of the images.
@@ -168,7 +181,7 @@ def measure(
     Returns:
         What is known of each image; where attacks failed, it says so.
     """
-    eps, norm = _common_ball(attacks, ball, otherwise=(None, None))
+    eps, norm = _common_ball(attacks, ball) or (None, None)
     device = device_of(model, otherwise=x.device if isinstance(x, Tensor) else torch.device("cpu"))
     measured = Measurements({"clean": None, **attacks}, eps, norm, options.check)
     with (
@@ -177,8 +190,9 @@ def measure(
         Meter(options.progress) as meter,
         ExitStack() as open_files,
     ):
+        asked = _PROBED if ball[0] is None else ball[0]
+        doubts = DoubtFinder(meter, eps or asked, norm or ball[1])
         expected = x if options.time_budget is None else None
-        doubts = DoubtFinder(meter, eps or ball[0], norm or ball[1])
         observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), expected)]
         if options.check:
             observers.append(doubts)
@@ -202,10 +216,12 @@ def measure(
     return replace(measured, doubts=doubts.doubts, problem="; ".join(problems), every=every)
 
 
-def _common_ball(attacks: Mapping[str, Attack], ball: Ball, *, otherwise: Ball) -> Ball:
-    """The ball of all these attacks; ``ball`` if there are none, ``otherwise`` if they differ."""
+def _common_ball(
+    attacks: Mapping[str, Attack], ball: Ball
+) -> tuple[float | None, str | None] | None:
+    """The ball of all these attacks; ``ball`` if there are none, None if they differ."""
     balls = {ball_of(attack) for attack in attacks.values()} or {ball}
-    return balls.pop() if len(balls) == 1 else otherwise
+    return balls.pop() if len(balls) == 1 else None
 
 
 def _attack_chunk(
@@ -229,13 +245,13 @@ def _attack_chunk(
 
 
 def resolve_attacks(
-    attack: Attacks, eps: float, norm: str, step_size: float | None = None
+    attack: Attacks, eps: float | None, norm: str, step_size: float | None = None
 ) -> dict[str, Attack]:
     """Attacks by label, whatever form they were given in.
 
     Args:
         attack: as for ``evaluate``; ``clean`` is left out, since it is always there.
-        eps, norm: the ball of attacks given by name.
+        eps, norm: the ball of attacks given by name; without eps they are refused.
         step_size: of PGD given by name; a quarter of eps if not given.
     """
     if isinstance(attack, Mapping):
@@ -249,6 +265,8 @@ def resolve_attacks(
         if isinstance(item, str):
             label = item
             one = named(item, eps or 0.1, norm, step_size)
+            if eps is None:
+                raise no_radius(item)
             if eps == 0:
                 one = Untouched(item, norm)
         else:
@@ -266,7 +284,7 @@ def _label(label: object) -> str:
     return label
 
 
-def _made(attack: object, eps: float, norm: str) -> Attack:
+def _made(attack: object, eps: float | None, norm: str) -> Attack:
     if isinstance(attack, type) or not callable(attack):
         raise InputError(
             f"an attack is a name or a callable attack(model, x, y), got {attack!r}: PGD(eps), say"

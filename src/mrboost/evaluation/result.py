@@ -18,6 +18,7 @@ from mrboost.attacks.base import ball_of
 from mrboost.attacks.survivors import InTurn
 from mrboost.errors import InputError
 from mrboost.files import State, digest, write_texts
+from mrboost.progress import folded
 
 from .doubts import Doubt, left
 from .page import write_page, write_plot
@@ -190,10 +191,12 @@ class Evaluation:
             margins = f"{_short(one.margin):>8}{_short(one.min_margin):>8}"
             lines.append(row(one.attack, one.accuracy, one.interval, margins, f"{one.seconds:.1f}"))
         if len(self.outcomes) > 2 and (worst := worst_of(asdict(self))):
-            lines.append(row("worst case", worst["accuracy"], worst["interval"]))
+            over = ", ".join(one.attack for one in self.outcomes if one.attack != "clean")
+            figure = row("worst case", worst["accuracy"], worst["interval"])
+            lines.append(folded(f"{figure}   over {over}", width))
         if self.failed:
-            lines.append(f"failed: {', '.join(self.failed)}")
-        lines += [f"doubt ({doubt.check}): {doubt.message}" for doubt in self.doubts]
+            lines.append(folded(f"failed: {', '.join(self.failed)}", 2))
+        lines += [folded(f"doubt ({doubt.check}): {doubt.message}", 2) for doubt in self.doubts]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

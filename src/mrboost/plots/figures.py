@@ -14,8 +14,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
-"""The epochs of each run, as its metrics.jsonl has them."""
+Rows = Sequence[Mapping[str, Any]]
+Metrics = Mapping[str, Sequence[Rows]]
+"""The epochs of each run, as its metrics.jsonl has them: one list, or, of networks that were
+trained apart, one for each training."""
 
 _TIME_LABELS = {"epoch": "epoch", "minutes": "minutes of training and validation"}
 
@@ -64,22 +66,33 @@ def training_curves(metrics: Metrics, held_out: str, *, over: str = "epoch") -> 
     title = f"Training: accuracy on {held_out} images"
     height = 3.5 + 0.16 * len(metrics)  # the legend lies below
     figure, axes = new_figure(title, _TIME_LABELS[over], "accuracy, %", height)
-    for color, label, rows in _coloured(metrics):
-        along = _along(rows, over)
-        for key, name, style, width in (
-            ("clean", f"{label}: clean", "--", 1.2),
-            ("robust", f"{label}: PGD-20", "-", 1.8),
-            ("train_robust", None, ":", 1),
-        ):
-            values = [100 * row[key] for row in rows]
-            look = {"color": color, "ls": style, "lw": width, "marker": _marker(rows), "ms": 4}
-            axes.plot(along, values, label=name, **look)
-        for before, after in pairwise(range(len(rows))):
-            if rows[before]["round"] != rows[after]["round"]:
-                axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
+    for color, label, trainings in _coloured(metrics):
+        for number, rows in enumerate(trainings):
+            _training_curve(axes, rows, over, color, "" if number else _apart(label, trainings))
     axes.plot([], [], color="#555", ls=":", lw=1, label="training images, attacked")
     _legend_below(axes, whole_numbers=over == "epoch")
     return as_svg(figure)
+
+
+def _training_curve(axes: Any, rows: Rows, over: str, color: str, label: str) -> None:
+    """One training; a line between two rounds, and no label for the second of several."""
+    along = _along(rows, over)
+    for key, name, style, width in (
+        ("clean", f"{label}: clean", "--", 1.2),
+        ("robust", f"{label}: PGD-20", "-", 1.8),
+        ("train_robust", None, ":", 1),
+    ):
+        values = [100 * row[key] for row in rows]
+        look = {"color": color, "ls": style, "lw": width, "marker": _marker(rows), "ms": 4}
+        axes.plot(along, values, label=name if label else None, **look)
+    for before, after in pairwise(range(len(rows))):
+        if rows[before]["round"] != rows[after]["round"]:
+            axes.axvline((along[before] + along[after]) / 2, color=color, lw=0.6, alpha=0.5)
+
+
+def _apart(label: str, trainings: Sequence[Rows]) -> str:
+    """A label that says how many trainings the curves are of, if several."""
+    return f"{label}, {len(trainings)} apart" if len(trainings) > 1 else label
 
 
 def loss_curves(metrics: Metrics) -> str:
@@ -87,10 +100,12 @@ def loss_curves(metrics: Metrics) -> str:
     compared."""
     height = 3.5 + 0.16 * len(metrics)  # as tall as its neighbour
     figure, axes = new_figure("Training: loss on perturbed images", "epoch", "loss", height)
-    for color, label, rows in _coloured(metrics):
-        losses = [row["loss"] for row in rows]
-        look = {"color": color, "lw": 1.6, "marker": _marker(rows), "ms": 4}
-        axes.plot(_along(rows, "epoch"), losses, label=label, **look)
+    for color, label, trainings in _coloured(metrics):
+        for number, rows in enumerate(trainings):
+            losses = [row["loss"] for row in rows]
+            look = {"color": color, "lw": 1.6, "marker": _marker(rows), "ms": 4}
+            name = None if number else _apart(label, trainings)
+            axes.plot(_along(rows, "epoch"), losses, label=name, **look)
     _legend_below(axes, whole_numbers=True)
     return as_svg(figure)
 
@@ -139,11 +154,13 @@ def robustness_curves(
 def round_curves(rounds: Mapping[str, Sequence[Mapping[str, Any]]], held_out: str) -> str:
     """Accuracy of the ensemble after each boosting round, clean and attacked, of the runs with
     several rounds."""
-    several = {label: rows for label, rows in rounds.items() if len(rows) > 1}
+    several = sum(len(rows) > 1 for rows in rounds.values())
     title = f"Boosting: the ensemble on {held_out} images"
-    height = 3.4 + 0.08 * len(several)  # the legend lies below
+    height = 3.4 + 0.08 * several  # the legend lies below
     figure, axes = new_figure(title, "members", "accuracy, %", height)
-    for color, label, rows in _coloured(several):
+    for color, label, rows in _coloured(rounds):
+        if len(rows) < 2:
+            continue
         members = [row["round"] for row in rows]
         for attack, style in (("clean", "--"), ("pgd-20", "-")):
             values = [100 * row[attack]["accuracy"] for row in rows]

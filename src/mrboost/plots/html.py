@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from datetime import date
 from pathlib import Path
 
 import jinja2
@@ -18,8 +19,9 @@ _TEMPLATES = Path(__file__).with_name("templates")
 def render(template: Path, **values: object) -> str:
     """Fill a template. It may extend ``base.html`` and use ``macros.html`` of this package.
 
-    In HTML text is escaped; a figure is embedded by ``{{ svg | embedded }}``, an image by
-    ``{{ image | png }}``; ``{{ text | marked }}`` shows Markdown's `code` and **bold**.
+    In HTML text is escaped; a figure is embedded by ``{{ svg | embedded(alt) }}``, an image by
+    ``{{ image | png }}``; ``{{ text | marked }}`` shows Markdown's `code` and **bold**. ``{{ today
+    }}`` is the date.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, _TEMPLATES]),
@@ -30,13 +32,14 @@ def render(template: Path, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"embedded": embedded, "marked": marked, "png": png}
-    return environment.get_template(template.name).render(values)
+    return environment.get_template(template.name).render(today=date.today(), **values)
 
 
-def embedded(svg: str) -> Markup:
-    """A figure as an image that the page holds itself."""
+def embedded(svg: str, alt: str) -> Markup:
+    """A figure as an image that the page holds itself; ``alt`` says what it shows."""
     content = base64.b64encode(svg.encode()).decode()
-    return Markup("<img class=plot alt='plot' src='data:image/svg+xml;base64,{}'>").format(content)
+    image = Markup("<img class=plot alt='{}' src='data:image/svg+xml;base64,{}'>")
+    return image.format(alt, content)
 
 
 def marked(text: str) -> Markup:

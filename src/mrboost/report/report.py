@@ -29,14 +29,15 @@ from mrboost.plots import figures as plots
 from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import DIFFERENCES, SideBySide, run_labels
+from mrboost.runs.compare import run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
+
+from .words import epochs_of, evaluations_of, plots_in_words, value_in_words
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
 GALLERY_IMAGES = 10
 GALLERY_POOL = 200
-MOST_CLASSES = 20  # for the table by class
 HELD_OUT = {"validation": "validation", "test": "test (used for selection: optimistic)"}
 SETTINGS = (
     *("recipe", "model", "weights", "normalize", "rounds", "epochs", "later_epochs"),
@@ -80,7 +81,6 @@ def write_report(
         galleries.append({"label": label, **_gallery(run, model, dataset)})
     figures = _figures(runs, curves)
     every = list(runs.values())
-    evaluated = SideBySide.of(every)
     page = render(
         Path(__file__).with_name("report.html"),
         labels=list(runs),
@@ -90,11 +90,8 @@ def write_report(
         images=len(test),
         attack=attack,
         figures=figures,
-        evaluated=evaluated,
-        waiting=[run.folder for run in evaluated.without(every)],
-        differences_note=DIFFERENCES,
-        doubts=_doubts(evaluated),
-        classes=_classes(evaluated) if dataset.num_classes <= MOST_CLASSES else [],
+        alts=plots_in_words(runs, curves, attack),
+        **evaluations_of(runs),
         galleries=galleries,
         shown=GALLERY_IMAGES // 2,
         settings=_settings(every),
@@ -140,7 +137,7 @@ def _curve(
 
 def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The plots by name, as SVG text."""
-    metrics = {label: rows for label, run in runs.items() if (rows := run.metrics())}
+    metrics = {label: epochs_of(run) for label, run in runs.items() if run.metrics()}
     rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
     trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
     selected = {run.config["select_on"] for run in runs.values()}
@@ -162,27 +159,6 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     return figures
-
-
-def _doubts(evaluated: SideBySide) -> list[str]:
-    """Each doubt once, though several evaluations of a run may give it."""
-    doubts = [
-        f"{label}: {doubt['message']}"
-        for label, evaluation, _ in evaluated.rows
-        for doubt in evaluation.get("doubts", [])
-    ]
-    return list(dict.fromkeys(doubts))
-
-
-def _classes(evaluated: SideBySide) -> list[tuple[str, dict[str, Any]]]:
-    """Clean outcomes, and those under the attack that fools the classifier most."""
-    lines = []
-    for i, (_, _, outcomes) in enumerate(evaluated.rows):
-        of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
-        hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
-        for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
-            lines.append((f"{', '.join(evaluated.facts(i))} images: {outcome['attack']}", outcome))
-    return lines
 
 
 def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str, Any]:
@@ -209,7 +185,7 @@ def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str,
         "rows": [
             ("clean", _pictures(x[chosen], y[chosen], clean[chosen], dataset)),
             (title, _pictures(x_adv[chosen], y[chosen], adversarial[chosen], dataset)),
-            ("perturbation", [{"image": image} for image in noise[chosen]]),
+            ("perturbation", [{"image": image, "alt": "scaled"} for image in noise[chosen]]),
         ],
     }
 
@@ -221,11 +197,12 @@ def _pictures(images: Tensor, y: Tensor, answers: Tensor, dataset: Dataset) -> l
         k = int(answer.argmax())
         verdict = "right" if k == target else "wrong"
         caption = f"{dataset.classes[k]} {float(answer[k]):.0%}"
-        found.append({"image": image, "caption": caption, "verdict": verdict})
+        alt = f"image of class {dataset.classes[target]}, answered {caption}"
+        found.append({"image": image, "caption": caption, "verdict": verdict, "alt": alt})
     return found
 
 
-def _settings(runs: Sequence[Run]) -> list[list[object]]:
+def _settings(runs: Sequence[Run]) -> list[list[str]]:
     """The options of the runs, a line each, without those that no run has."""
     described = []
     for run in runs:
@@ -234,7 +211,12 @@ def _settings(runs: Sequence[Run]) -> list[list[object]]:
         first = run.config.get("first") or {}
         config["first"] = first.get("run") or first.get("weights")
         config |= run.config.get("given") or {}
-        config["joined"] = ", ".join(part["run"] for part in run.config.get("joined") or ())
+        if joined := run.config.get("joined"):
+            config |= {"joined": ", ".join(part["run"] for part in joined), "rounds": None}
         described.append(config)
-    lines = [[key, *(config.get(key) for config in described)] for key in SETTINGS]
-    return [line for line in lines if line[0] == "seed" or any(line[1:])]
+    found = {key: [config.get(key) for config in described] for key in SETTINGS}
+    return [
+        [key, *(value_in_words(key, value) for value in values)]
+        for key, values in found.items()
+        if key == "seed" or any(values)
+    ]

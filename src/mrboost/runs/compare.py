@@ -21,12 +21,15 @@ from mrboost.evaluation.statistics import (
     worst_case,
 )
 from mrboost.files import digest
+from mrboost.progress import COLUMNS, folded
 
 from .card import Card
 from .folder import Run
 from .identity import CIRCUMSTANCES
 
+Table = list[list[str]]
 WORST = "worst case"
+_FACTS = ("members", "weights", "ball", "images")
 DIFFERENCES = (
     "Differences on the same images, in points. In brackets the sign test's p (McNemar's): how "
     "likely so uneven a split is by chance."
@@ -99,7 +102,7 @@ class SideBySide:
                     found[WORST] = worst | {"over": over}
                 attacks += [name for name in found if name not in attacks]
                 rows.append((label, evaluation, found))
-        return cls(sorted(attacks, key=lambda name: name == WORST), rows, trainings)
+        return cls(sorted(attacks, key=_place), rows, trainings)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
@@ -108,7 +111,7 @@ class SideBySide:
         return [run for label, run in labelled if label not in there]
 
     def head(self) -> list[str]:
-        return ["run", "members", "weights", "ball", "images", *self.attacks]
+        return ["run", *_FACTS, *self.attacks]
 
     def facts(self, row: int) -> list[str]:
         label, evaluation, _ = self.rows[row]
@@ -224,14 +227,6 @@ class SideBySide:
         (first, one, _), (second, _, _) = self.rows[i], self.rows[j]
         return first, second, one["eps"], one["norm"]
 
-    def __str__(self) -> str:
-        lines = [self.head()]
-        for i, (_, _, found) in enumerate(self.rows):
-            marks = {name: "*" if self.is_best(i, name) else "" for name in found}
-            cells = {name: _cell(outcome, mark=marks[name]) for name, outcome in found.items()}
-            lines.append(self.facts(i) + [cells.get(name, "–") for name in self.attacks])
-        return "\n".join([_aligned(lines), "in per cent, in brackets the 95 % interval"])
-
     def to_dict(self) -> dict[str, Any]:
         """The figures and their differences as plain values."""
         kept = ("weights", "members", "norm", "eps", "n")
@@ -297,6 +292,21 @@ def _mean_gain(gains: Sequence[float]) -> str:
     return f"{statistics.mean(gains):+.2f} ({low:+.2f} to {high:+.2f}; {len(gains)} seeds)"
 
 
+def _place(attack: str) -> int:
+    """Clean accuracy first, then the worst case, then the attacks."""
+    return {"clean": 0, WORST: 1}.get(attack, 2)
+
+
+def in_common(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, Table]:
+    """The facts that are the same in all rows of a table, in words, and the table without them."""
+    facts = [i for i, name in enumerate(head) if name in _FACTS]
+    same = [i for i in facts if len({row[i] for row in rows}) == 1]
+    words = ", ".join(f"{head[i]} {rows[0][i]}" for i in same)
+    kept = [i for i in range(len(head)) if i not in same]
+    words = f"all: {words}" if words else ""
+    return words, [[line[i] for i in kept] for line in (head, *rows)]
+
+
 def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
     """Worst cases can be compared where they are over the same attacks."""
     return one is not None and one.get("over") == other.get("over")
@@ -325,17 +335,18 @@ def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A curve in per cent, one line for each radius."""
-    names = {name: name == WORST for row in rows for name in row["attacks"]}
-    ordered = sorted(names, key=names.__getitem__)
+    ordered = sorted(dict.fromkeys(name for row in rows for name in row["attacks"]), key=_place)
     lines = [["eps", *ordered]]
     for row in rows:
         figures = [row["attacks"].get(name) for name in ordered]
-        lines.append([format_eps(row["eps"]), *(_cell(f, " – ") if f else "–" for f in figures)])
+        lines.append([format_eps(row["eps"]), *(_cell(figure, to=" – ") for figure in figures)])
     return _aligned(lines)
 
 
-def _cell(figure: Mapping[str, Any], to: str = "–", mark: str = "") -> str:
+def _cell(figure: Mapping[str, Any] | None, mark: str = "", to: str = "–") -> str:
     """Accuracy and interval in per cent: ``63.80 (49.5–77.9)``."""
+    if figure is None:
+        return "–"
     low, high = figure["interval"]
     return f"{100 * figure['accuracy']:.2f}{mark} ({100 * low:.1f}{to}{100 * high:.1f})"
 
@@ -344,22 +355,31 @@ def text_table(sources: Sequence[str | Path]) -> str:
     """The evaluations of runs and cards side by side; * marks the best of a column."""
     runs = opened(sources)
     table = SideBySide.of(runs)
-    parts = [str(table)] if table.rows else []
+    lines = []
+    for i, (_, _, found) in enumerate(table.rows):
+        marks = {name: "*" if table.is_best(i, name) else "" for name in found}
+        cells = {name: _cell(outcome, marks[name]) for name, outcome in found.items()}
+        lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
+    parts = []
+    if lines:
+        common, shown = in_common(table.head(), lines)
+        parts += [_aligned(shown), "in per cent, in brackets the 95 % interval", common]
+    if any("*" in cell for line in lines for cell in line):
+        parts.append("* the best of those on the same images in the same ball")
     parts += [
         f"not evaluated yet: mrboost evaluate {shlex.quote(str(run.folder))}"
         for run in table.without(runs)
     ]
-    parts += table.failures()
-    if any(table.is_best(i, name) for i, (_, _, found) in enumerate(table.rows) for name in found):
-        parts.append("* the best of those on the same images in the same ball")
-    for title, lines in (
+    parts += map(folded, table.failures())
+    for title, rows in (
         (DIFFERENCES, table.differences()),
         (UNPAIRED, table.unpaired()),
         (OVER_SEEDS, table.over_seeds()),
     ):
-        if lines:
-            parts += [f"\n{title}", _aligned([["", *table.head()[2:]], *lines])]
-    return "\n".join(parts)
+        if rows:
+            common, shown = in_common(["", *table.head()[2:]], rows)
+            parts += ["\n" + folded(title), _aligned(shown), common]
+    return "\n".join(part for part in parts if part)
 
 
 def opened(sources: Sequence[str | Path]) -> list[Run]:
@@ -367,9 +387,21 @@ def opened(sources: Sequence[str | Path]) -> list[Run]:
     return [Card.read(one) if Path(one).is_file() else Run.open(one) for one in sources]
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def _aligned(lines: Table) -> str:
+    """Columns beneath each other; those that a terminal has no room for follow below, each time
+    beside the first column and the facts after it."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    keys = 1 + sum(name in _FACTS for name in lines[0])
+    blocks: list[list[int]] = []
+    for i in range(keys, len(widths)):
+        taken = sum(widths[j] + 2 for j in [*range(keys), *(blocks[-1] if blocks else ()), i]) - 2
+        if not blocks or taken > COLUMNS:
+            blocks.append([])
+        blocks[-1].append(i)
+    return "\n\n".join(
+        "\n".join(
+            "  ".join(line[i].ljust(widths[i]) for i in [*range(keys), *block]).rstrip()
+            for line in lines
+        )
+        for block in blocks
     )

@@ -270,7 +270,9 @@ class Run:
         members = self.members(done if rounds is None else rounds, which)
         weights = (self.load_weights(which, done) or [])[: len(members)]
         combine = Mixture if self.config["recipe"].get("combine") == "Mixture" else Ensemble
-        return combine(members, weights if any(weights) else None).requires_grad_(False).eval()
+        ball = {"eps": self.config["eps"], "norm": self.config["norm"]}
+        found = combine(members, weights if any(weights) else None, **ball)
+        return found.requires_grad_(False).eval()
 
     def epochs(self, round_: int) -> dict[str, int]:
         """After which epoch of a round its weights are "best" and "last"."""
@@ -452,8 +454,8 @@ def load(
     """The trained classifier of a run: eval mode, float32, images in [0, 1] in, logits out.
 
     Members count alike unless ``mrboost reweight`` learned weights for them. Parameters need no
-    gradient, so it plugs into any attack library as it is. A model of your own must be registered
-    before, as it was for training.
+    gradient, so it plugs into any attack library as it is. Its ``eps`` and ``norm`` are those of
+    the training. A model of your own must be registered before, as it was for training.
 
     Args:
         run_dir: its folder, or the file of one of its networks, ``members/01.safetensors``.

@@ -70,6 +70,15 @@ def _taken(source: Run, newest: bool) -> range:
     return range(last if newest else 1, last + 1)
 
 
+def trainings(run: Run) -> list[int]:
+    """How many members came of each training: of one, but for a run that joins several."""
+    joined = run.config.get("joined")
+    if joined is None:
+        return [run.rounds_done()]
+    found = [count for part in joined for count in part.get("rounds", ())]
+    return found if sum(found) == run.rounds_done() else [1] * run.rounds_done()
+
+
 def _check(sources: Sequence[Run]) -> None:
     """Refuse runs whose networks do not belong together."""
     if len(sources) < 2:
@@ -103,7 +112,12 @@ def _describe(sources: Sequence[Run], rounds: int) -> dict[str, Any]:
     summary = f"{rounds} networks that were trained apart ({', '.join(names)}), each counting alike"
     of_first = ("data", "data_dir", "versions", "judge_step")
     joined = [
-        {"run": str(source.folder), "recipe": config["recipe"]["name"], "of": source.fingerprint()}
+        {
+            "run": str(source.folder),
+            "recipe": config["recipe"]["name"],
+            "of": source.fingerprint(),
+            "rounds": trainings(source),
+        }
         for source, config in zip(sources, configs, strict=True)
     ]
     return {

@@ -129,7 +129,7 @@ _TRAINED_HERE: Schema = {
     "recipe.sampler.part": _text,
 }
 _NOT_TRAINED_HERE: dict[str, Schema] = {
-    "joined": {"joined": [{"run": _text, "recipe?": _text, "of?": _text}]},
+    "joined": {"joined": [{"run": _text, "recipe?": _text, "of?": _text, "rounds?": _all(_ROUND)}]},
     "given": {
         "given.weights": _or_none(_text),
         "given.surrogate?": _text,

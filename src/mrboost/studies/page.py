@@ -15,6 +15,7 @@ from mrboost import __version__
 from mrboost.files import write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
+from mrboost.progress import folded
 
 from .catalogue import SCALES, STUDIES, Figures
 from .plan import Request
@@ -103,7 +104,7 @@ def _plots(request: Request, trained: Sequence[Trained], ours: Figures) -> dict[
     """The paper's plots of our numbers, as SVG text by name."""
     if request.study.plot == "epochs" and trained:
         first = {one.label: one for one in reversed(trained)}  # the first seed's
-        metrics = {label: first[label].run.metrics() for label in sorted(first)}
+        metrics = {label: [first[label].run.metrics()] for label in sorted(first)}
         part = trained[0].training.options.get("select_on", "validation")
         return {"epochs": plots.training_curves(metrics, part)}
     if request.study.plot == "rounds":
@@ -130,4 +131,4 @@ def listing() -> str:
     """The studies and the scales, one line each."""
     lines = [f"{name:<14} {study.title} ({study.place})" for name, study in STUDIES.items()]
     scales = [f"--scale {name:<6} {scale.summary}" for name, scale in SCALES.items()]
-    return "\n".join([*lines, "", *scales])
+    return "\n".join(folded(line, 15) for line in [*lines, "", *scales])

@@ -69,8 +69,7 @@ def boost(
             epoch, loss, clean, robust, seconds and more, and with ``best_epoch``, ``epochs`` and
             ``rounds``, when all is saved, in the first of several processes. It cannot change the
             training: what it raises becomes a warning. ``mrboost.loggers`` has two.
-        on_round: likewise after each round with ``round``, ``rounds``, ``epoch`` (the chosen one),
-            ``epochs``, and ``robust``, the held-out accuracy after it.
+        on_round: likewise after each round: ``round``, ``epoch`` (chosen), ``robust`` and more.
         options: those of ``mrboost.options.OPTIONS``; what is left out comes from data and recipe.
     """
     recipe = get(recipe) if isinstance(recipe, str) else recipe
@@ -95,7 +94,8 @@ def boost(
         if fabric.world_size > 1:
             end_processes()
     weights = run.load_weights("best", len(members)) if run is not None else None
-    return recipe.combine(members, weights).requires_grad_(False).eval().to(fabric.device)
+    trained = recipe.combine(members, weights, eps=config.eps, norm=config.norm)
+    return trained.requires_grad_(False).eval().to(fabric.device)
 
 
 def _dataset(
@@ -210,8 +210,8 @@ def _score_rounds(
         if progress and config.rounds > 1:
             clean, robust = scores.outcomes
             note(
-                f"ensemble of {count}: {config.select_on} clean {clean.accuracy:.2%}  "
-                f"{robust.attack} {robust.accuracy:.2%}  margin under attack {robust.margin:.2f} "
+                f"ensemble of {count}: clean {clean.accuracy:.1%}  {robust.attack} "
+                f"{robust.accuracy:.1%}  margin {robust.margin:.2f} "
                 f"(least {robust.min_margin:.2f})"
             )
 

@@ -168,9 +168,11 @@ def _train_epoch(
 
 
 def _epoch_line(row: dict[str, Any], config: Config, state: FitState) -> str:
+    """What an epoch found on the held-out images, and which epoch is kept by now."""
+    place = f"round {row['round']}/{config.rounds} " if config.rounds > 1 else ""
+    epoch = f"{row['epoch']:>{len(str(config.epochs))}}/{config.epochs}"
     return (
-        f"round {row['round']}/{config.rounds}  epoch {row['epoch']:>3}/{config.epochs}  loss "
-        f"{row['loss']:.4f}  {config.select_on}: clean {row['clean']:6.2%}  pgd-{VALIDATION_STEPS} "
-        f"{row['robust']:6.2%}  best {state.scores[state.best_epoch - 1]:6.2%} (epoch "
-        f"{state.best_epoch})  {row['seconds']:.1f} s"
+        f"{place}epoch {epoch}  loss {row['loss']:.4g}  clean {row['clean']:.1%}  "
+        f"pgd-{VALIDATION_STEPS} {row['robust']:.1%}  kept: {state.best_epoch}  "
+        f"{row['seconds']:.1f} s"
     )
