@@ -34,8 +34,8 @@ more than 0.11 of its lead (``docs/evaluation.md``)."""
 
 @dataclass(frozen=True)
 class Quick(InTurn):
-    """Nearly what ``AutoAttack`` leaves standing, for an answer between two trainings; the figure to
-    publish is AutoAttack's.
+    """Nearly what ``AutoAttack`` leaves standing, for an answer between two trainings; the figure
+    to publish is AutoAttack's.
 
     Args:
         eps, norm: the ball, "Linf" or "L2".
