@@ -3,10 +3,11 @@ radius, and plain functions as attacks."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,14 @@ class Attack(ABC):
         """Adversarial versions of images ``x`` in [0, 1] with labels ``y``."""
 
 
+def _whole(name: str, value: Any) -> int:
+    """A number of an attack, also of numpy or torch; refuses what is none, or not whole."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} must be a whole number, got {value!r:.80}") from None
+
+
 @dataclass(frozen=True)
 class InBall(Attack):
     """An attack that stays in the ball of radius ``eps``, in the norm "Linf", "L2" or "L1"."""
@@ -63,8 +72,8 @@ class InBall(Attack):
 
     def __post_init__(self) -> None:
         ball(self.norm, self.eps)
-        if self.seed is not None and not isinstance(self.seed, SupportsIndex):
-            raise InputError(f"seed must be a whole number, got {self.seed!r:.80}")
+        if self.seed is not None:
+            _whole("seed", self.seed)
 
     @property
     def threat(self) -> Threat:
@@ -74,9 +83,7 @@ class InBall(Attack):
         """Refuse an attack for which one of these numbers is below 1."""
         for name in names:
             value = getattr(self, name)
-            if not isinstance(value, SupportsIndex):
-                raise InputError(f"{name} must be a whole number, got {value!r:.80}")
-            if value.__index__() < 1:
+            if _whole(name, value) < 1:
                 raise InputError(f"{name} must be at least 1, got {value!r:.80}")
 
 

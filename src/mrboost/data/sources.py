@@ -141,7 +141,8 @@ def _file_errors(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"{name}: cannot read {error.filename or 'it'} ({reason(error)})"
+        place = str(error.filename or "it")
+        problem = f"{name:.300}: cannot read {place:.300} ({reason(error)})"
         raise InputError(f"{problem}: check the path and its permissions") from error
 
 
