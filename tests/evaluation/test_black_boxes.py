@@ -89,13 +89,13 @@ def test_what_needs_gradients_is_refused_before_it_begins(undefended, batch) -> 
         (PGD(0.1), "pgd-20"),
     ):
         with pytest.raises(InputError) as error:
-            mrboost.evaluate(arrays, *batch, attack)
+            mrboost.evaluate(arrays, *batch, attack, eps=0.1)
         expected = (
             f"{name} needs gradients, and the model only answers: use square or rays, or name"
         )
         assert str(error.value).startswith(expected)
     with pytest.raises(InputError, match="fgsm needs gradients"):
-        mrboost.evaluate(arrays, *batch)
+        mrboost.evaluate(arrays, *batch, eps=0.1)
     assert sum(asked) < 20
     with pytest.raises(InputError, match=r"gave ndarray: give mrboost.models.BlackBox\(model, "):
         QUICK["rays"](lambda x: undefended(x).numpy(), *batch)

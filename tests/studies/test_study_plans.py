@@ -152,8 +152,10 @@ def test_autoattack_sees_at_most_the_scales_images(tmp_path) -> None:
 def test_list_names_every_study_and_scale(capsys) -> None:
     assert main(["study", "--list"]) == 0
     listed, scales = capsys.readouterr().out.split("\n\n")
-    assert [line.split()[0] for line in listed.splitlines()] == list(studies.STUDIES)
-    assert [line.split()[1] for line in scales.splitlines()] == list(studies.SCALES)
+    first = [line.split() for line in listed.splitlines() if line[0] != " "]
+    assert [words[0] for words in first] == list(studies.STUDIES)
+    named = [line.split() for line in scales.splitlines() if line[0] != " "]
+    assert [words[1] for words in named] == list(studies.SCALES)
 
 
 def _like(name: str) -> Dataset:

@@ -256,7 +256,7 @@ def test_a_long_epoch_is_heard_of_in_a_log(tiny: Dataset, monkeypatch, capsys) -
         for line in capsys.readouterr().err.splitlines()
     ]
     steps = ["train: round 1/1"] * 2
-    assert lines == [*steps, "round 1/1  epoch   1/2", *steps, "round 1/1  epoch   2/2"]
+    assert lines == [*steps, "epoch 1/2", *steps, "epoch 2/2"]
 
 
 def test_keeps_best_and_last(trained, digits: Dataset) -> None:
