@@ -10,7 +10,7 @@ from typing import Any
 from mrboost.evaluation.page import MOST_CLASSES, NOTHING_SEEN, headline
 from mrboost.evaluation.result import format_eps, worst_of
 from mrboost.runs import Run
-from mrboost.runs.compare import DIFFERENCES, SideBySide, in_common
+from mrboost.runs.compare import SideBySide, in_common
 from mrboost.runs.join import trainings
 
 
@@ -20,14 +20,12 @@ def evaluations_of(runs: Mapping[str, Run]) -> dict[str, Any]:
     evaluated = SideBySide.of(every)
     facts = [evaluated.facts(row) for row in range(len(evaluated.rows))]
     table = in_common(evaluated.head()[: len(facts[0])] if facts else [], facts)
-    paired = evaluated.differences()
     few_classes = every[0].config["input"]["classes"] <= MOST_CLASSES
     return {
         "headlines": _headlines(runs, evaluated),
         "evaluated": evaluated,
         "table": table,
-        "differences": in_common(["", *evaluated.head()[2:]], paired) if paired else None,
-        "differences_note": DIFFERENCES,
+        "comparisons": evaluated.comparisons(),
         "waiting": [run.folder for run in evaluated.without(every)],
         "doubts": _doubts(evaluated),
         "nothing_seen": NOTHING_SEEN,

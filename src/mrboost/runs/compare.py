@@ -142,6 +142,18 @@ class SideBySide:
         ]
         return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
 
+    def comparisons(self) -> list[tuple[str, str, Table]]:
+        """Tables of differences, each with what it says and what holds for all its rows."""
+        found = []
+        for title, rows in (
+            (DIFFERENCES, self.differences()),
+            (UNPAIRED, self.unpaired()),
+            (OVER_SEEDS, self.over_seeds()),
+        ):
+            if rows:
+                found.append((title, *in_common(["", *self.head()[2:]], rows)))
+        return found
+
     def differences(self) -> list[list[str]]:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
@@ -371,14 +383,8 @@ def text_table(sources: Sequence[str | Path]) -> str:
         for run in table.without(runs)
     ]
     parts += map(folded, table.failures())
-    for title, rows in (
-        (DIFFERENCES, table.differences()),
-        (UNPAIRED, table.unpaired()),
-        (OVER_SEEDS, table.over_seeds()),
-    ):
-        if rows:
-            common, shown = in_common(["", *table.head()[2:]], rows)
-            parts += ["\n" + folded(title), _aligned(shown), common]
+    for title, common, rows in table.comparisons():
+        parts += ["\n" + folded(title), _aligned(rows), common]
     return "\n".join(part for part in parts if part)
 
 
