@@ -107,7 +107,7 @@ def test_a_card_stands_beside_its_run(evaluated: Evaluated, card: Path) -> None:
     """The same images: they are compared one by one."""
     run, read = Run.open(evaluated.subject.run.folder), Card.read(card)
     pairs = list(SideBySide.of([run, read]).pairs())
-    assert [one.attack for one in pairs] == ["clean", "pgd-3", "fgsm", "worst case"]
+    assert [one.attack for one in pairs] == ["clean", "worst case", "pgd-3", "fgsm"]
     assert {(one.gain, one.p_value, one.interval) for one in pairs} == {(0, 1, None)}
 
 
