@@ -115,7 +115,7 @@ def ample_points(run: Path) -> list[int]:
         ("--verify x --attack fgsm", "--attack comes from the card"),
         ("--verify x --eps 0.1", "--eps comes from the card"),
         ("--seed 1", "--seed draws the images of --verify CARD"),
-        ("--verify none.json", "No such file"),
+        ("--verify none.json", "there is no card 'none.json': give the .json"),
     ],
 )
 def test_mistakes(arguments: str, message: str, run: Path, capsys) -> None:

@@ -382,6 +382,13 @@ def test_a_function_of_arrays_and_a_session_are_evaluated(name: str, here, capsy
     assert [outcome["attack"] for outcome in found["outcomes"]] == ["clean", "rays", "square"]
     assert found["outcomes"][1]["accuracy"] <= found["outcomes"][0]["accuracy"]
     assert [doubt["check"] for doubt in found["doubts"]] == ["no-gradient"]
+    done(*command, "--attack", "square", "--card", "card")
+    assert "autoattack" not in capsys.readouterr().out, "it would be refused"
+    card = json.loads(Path("card.json").read_text())
+    assert (card["model"]["weights"], card["model"]["parameters"]) == (None, None)
+    verified = json_of(capsys, *command, "--verify", "card.json", "--n", "5")
+    by_name = {check["what"]: check["agrees"] for check in verified["checks"]}
+    assert (by_name["weights"], by_name["test images"]) == (None, True)
     message = error_of(capsys, *command)
     assert "fgsm needs gradients, and the model only answers: use square or rays" in message
 

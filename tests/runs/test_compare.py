@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 
 from mrboost.evaluation.statistics import unpaired_interval, wilson_interval
 from mrboost.runs import compare
-from mrboost.runs.compare import SideBySide
+from mrboost.runs.compare import SideBySide, in_common
 
 
 def evaluation(members: int = 1, n: int = 10, **attacks: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_one_run_alone_is_a_table_without_differences(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compare.Run, "open", {"at": AT, "mrboost": BOOSTED}.__getitem__)
     assert "Differences" not in compare.text_table(["at"])
     lines = compare.text_table(["at", "mrboost"]).splitlines()
-    assert " ".join(lines[-2].split()) == "mrboost − at -10.00 (1) – +40.00 (0.22) – –"
+    assert " ".join(lines[-2].split()) == "mrboost − at -10.00 (1) +40.00 (0.22)"
     assert lines[-1] == "all: weights best, ball Linf 0.1, images 10"
 
 
@@ -187,3 +187,10 @@ def test_a_run_without_figures_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     both = compare.text_table(["at", "new run"]).splitlines()
     assert both[0].startswith("run")
     assert "not evaluated yet: mrboost evaluate 'new run'" in both
+
+
+def test_attacks_without_a_difference_have_no_column() -> None:
+    table = [["b − a", "best", "Linf 0.1", "50", "+1.00 (1)", "–"]]
+    words, shown = in_common(["", "weights", "ball", "images", "clean", "cw"], table)
+    assert words == "all: weights best, ball Linf 0.1, images 50"
+    assert shown == [["", "clean"], ["b − a", "+1.00 (1)"]]

@@ -101,6 +101,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_answered(trained, photos, cap
     assert list(document["problems"]) == [f"photos/{name}.jpg" for name in "abcd"]
     assert err.startswith("mrboost: error: photos/a.jpg cannot be read as an image (it is none of")
     assert err.endswith("and 1 more: repair them or leave them out\n")
+    assert main(["predict", str(trained), "photos/a.jpg", *CPU]) == 2
+    assert capsys.readouterr().out == "", "no empty line where there is no answer"
     for given in ("missing.png", "missing/*.png"):
         assert f"there is no image '{given}'" in error_of(capsys, "predict", trained, given)
     assert "unknown attack 'pgdd-20'" in error_of(

@@ -82,7 +82,8 @@ def _training_options(options: Namespace) -> dict[str, Any]:
 
 def _show(options: Namespace, document: object, text: str) -> None:
     """Print what a command found: with ``--json`` as one document."""
-    print(json.dumps(document, indent=2) if options.json else text)
+    if options.json or text:
+        print(json.dumps(document, indent=2) if options.json else text)
 
 
 def _train(options: Namespace) -> None:
@@ -201,6 +202,8 @@ def _next_steps(run: Run, options: Namespace) -> list[str]:
     if options.quiet and not given:
         return []
     same, steps = _same(run, options), [f"kept in {run.folder}"] if given else []
+    if given and isinstance(run.classifier(), models.BlackBox):  # which AutoAttack refuses
+        return [*steps, _proposal(f"report {same}")]
     own_ball = given or (options.eps == [None] and options.norm is None)
     if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
         steps.append(_proposal(f"evaluate {same} --attack autoattack"))

@@ -100,8 +100,7 @@ def evaluate(
     time_budget: float | None = None,
     surrogate: Classifier | None = None,
 ) -> Evaluation:
-    """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean
-    and under each attack.
+    """Accuracy of ``model`` on images ``x`` in [0, 1] with labels ``y``, clean and under attack.
 
     Args:
         model: an ``nn.Module`` on any device, or a differentiable function, that returns logits; or
@@ -117,15 +116,11 @@ def evaluate(
             ``mrboost.load`` that of its training if not given, of others Linf and an eps that must
             be given. With eps 0 every attack given by name leaves the images as they are.
         batch_size: images at a time; chosen, and halved when memory runs out, if not given.
-        progress: show a progress bar on standard error; where that is no terminal, a line for
-            each attack and stage.
+        progress: a bar on standard error, or where that is no terminal a line for each stage.
         check: look for reasons to doubt the figures.
-        keep: a folder for what is finished; ``resume`` goes on with what it holds. Remove
-            it when you are done.
-        examples: a file, .safetensors or .npz, for the adversarial images of each attack,
-            beside the clean ones.
-        time_budget: seconds after which no more images are begun; they are then a random sample,
-            ``chosen`` of the result.
+        keep: a folder for what is finished, yours to remove; ``resume`` goes on with it.
+        examples: a .safetensors or .npz file for each attack's images, beside the clean ones.
+        time_budget: seconds until no more images are begun; ``chosen`` is the random sample.
         surrogate: a differentiable stand-in for the model, images to logits, where a part of it
             has no useful gradient. Attacks then follow its gradients (``attacks.BPDA``), and what
             PGD-100 finds on it alone is tried on the model too, as ``surrogate``.

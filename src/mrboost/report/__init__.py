@@ -1,4 +1,4 @@
-"""One HTML page about one or several runs."""
+"""One HTML page about one or several runs: ``report`` composes it, ``words`` has what it says."""
 
 from .report import write_report
 

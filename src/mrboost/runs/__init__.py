@@ -3,6 +3,7 @@
 ``folder``        ``Run``: reading one, writing one so that a crash loses at most an epoch
 ``schema``        what each of its JSON files must hold
 ``identity``      when two configurations are the same training
+``given``         a folder for the evaluations of a model that was trained elsewhere
 ``evaluate_run``  evaluations of a run, kept in its results.json
 ``results``       what of them is kept: a new one is merged with the others
 ``card``          a figure with all that is needed to publish it, and to measure it again

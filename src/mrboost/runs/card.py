@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import files
-from mrboost.attacks import Attack, Search
+from mrboost.attacks import BPDA, Attack, Search
+from mrboost.attacks.model import networks
 from mrboost.attacks.survivors import InTurn
 from mrboost.devices import device_name, device_of
 from mrboost.ensemble import Mixture
@@ -42,6 +43,7 @@ from .folder import Run
 
 FORMAT = 1
 LARGEST = 2**24  # bytes of a card; that of 50,000 images and ten attacks has a hundredth
+UNSEEN = "not known: the model only answers"
 AUTHORS = ("name", "link", "authors", "venue", "checkpoint_and_code", "license", "reported")
 _AUTOATTACKS = ("autoattack", "autoattack-plus", "autoattack-rand")
 
@@ -109,17 +111,29 @@ def _submission(found: Evaluated) -> dict[str, Any]:
 def _model(found: Evaluated) -> dict[str, Any]:
     subject, config = found.subject, found.subject.run.config
     model: object = subject.model
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    parameters = nn.ModuleList(networks(_own(model))).parameters()
     return {
         "recipe": config["recipe"]["name"],
         "architecture": config["model"],
         "members": subject.members,
         "randomised": isinstance(model, Mixture),
         "which": subject.request.which,
-        "parameters": sum(one.numel() for one in parameters),
-        "weights": weights_key(model),
+        "parameters": sum(one.numel() for one in parameters) or None,
+        "weights": weights_of(model),
         "training_seed": config.get("seed"),
     }
+
+
+def _own(model: object) -> object:
+    """A model without the stand-in for its gradients."""
+    return model.model if isinstance(model, BPDA) else model
+
+
+def weights_of(model: object) -> str | None:
+    """The digest of a model's weights, its stand-in's among them; None of one that only answers,
+    whose weights cannot be seen."""
+    seen = any(network.state_dict() for network in networks(_own(model)))
+    return weights_key(model) if seen else None
 
 
 def _data(found: Evaluated) -> dict[str, Any]:
@@ -182,7 +196,9 @@ class Card(Run):
         """Refuses what is no card, and one whose figures are not those of its images."""
         path = Path(path)
         files.require_regular(path)
-        if path.exists() and path.stat().st_size > LARGEST:
+        if not path.exists():
+            raise InputError(f"there is no card {str(path)!r}: give the .json that --card wrote")
+        if path.stat().st_size > LARGEST:
             raise InputError(f"{path} is larger than {LARGEST // 2**20} MiB: it is no card")
         content = files.read_json(path)
         schema.check_card(content, path)
@@ -299,8 +315,8 @@ def markdown(card: dict[str, Any], name: str) -> str:
     facts = {
         "Images": f"{found['n']:,}: {some} of the {data['test_images']:,} test images",
         "Left out for want of time": f"{found['left_out']:,}" if found["left_out"] else "none",
-        "Parameters": f"{model['parameters']:,} in {model['members']} network(s)",
-        "Weights": f"`{model['weights']}` ({model['which']})",
+        "Parameters": _parameters(model),
+        "Weights": f"`{model['weights']}` ({model['which']})" if model["weights"] else UNSEEN,
         "Test images": f"`{data['fingerprint']}`",
         "Versions": ", ".join(f"{key} {value}" for key, value in made["versions"].items()),
         "Device": made["device"],
@@ -311,6 +327,12 @@ def markdown(card: dict[str, Any], name: str) -> str:
     lines += [f"- **{title}**: {value}" for title, value in facts.items()]
     lines += ["", f"To measure a part of it again: `mrboost evaluate RUN --verify {name}`", ""]
     return "\n".join(lines)
+
+
+def _parameters(model: Mapping[str, Any]) -> str:
+    if model["parameters"] is None:
+        return UNSEEN
+    return f"{model['parameters']:,} in {model['members']} network(s)"
 
 
 def _table(outcomes: Sequence[dict[str, Any]]) -> list[str]:

@@ -310,11 +310,13 @@ def _place(attack: str) -> int:
 
 
 def in_common(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, Table]:
-    """The facts that are the same in all rows of a table, in words, and the table without them."""
+    """The facts that are the same in all rows of a table, in words, and the table without them and
+    without attacks of which no row has a figure."""
     facts = [i for i, name in enumerate(head) if name in _FACTS]
     same = [i for i in facts if len({row[i] for row in rows}) == 1]
     words = ", ".join(f"{head[i]} {rows[0][i]}" for i in same)
-    kept = [i for i in range(len(head)) if i not in same]
+    empty = {i for i in range(len(head)) if all(row[i] == "–" for row in rows)}
+    kept = [i for i in range(len(head)) if i not in {*same, *empty}]
     words = f"all: {words}" if words else ""
     return words, [[line[i] for i in kept] for line in (head, *rows)]
 

@@ -16,16 +16,16 @@ from mrboost.attacks.adaptive import adaptive
 from mrboost.devices import make_fabric
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, Outcome, measure
-from mrboost.evaluation.resume import weights_key
 from mrboost.evaluation.statistics import wilson_interval
 
-from .card import Card, settings_of, versions
+from .card import UNSEEN, Card, settings_of, versions, weights_of
 from .evaluate_run import Request, Subject, Where
 from .folder import GivenModel, Run
 
 BY_CHANCE = 0.01
 """Two evaluations of one network differ on up to this share of the images: another processor's
 rounding, another version's random numbers (docs/evaluation.md, "Points that differ")."""
+_WORDS = {True: "agrees", False: "DIFFERS", None: "unknown"}
 _RARE = 1e-3  # how often a card that is right may be refused
 
 
@@ -33,13 +33,18 @@ _RARE = 1e-3  # how often a card that is right may be refused
 class Check:
     """One comparison of a card with what was found here.
 
-    ``counts`` is false for what a reader should know, and what does not refute the card.
+    ``agrees`` is None where nobody can tell. ``counts`` is false for what a reader should know, and
+    what does not refute the card.
     """
 
     what: str
-    agrees: bool
+    agrees: bool | None
     detail: str
     counts: bool = True
+
+    @property
+    def refutes(self) -> bool:
+        return self.counts and self.agrees is False
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,14 @@ class Verification:
     @property
     def problems(self) -> list[str]:
         """What refutes the card."""
-        return [f"{one.what}: {one.detail}" for one in self.checks if one.counts and not one.agrees]
+        return [f"{one.what}: {one.detail}" for one in self.checks if one.refutes]
 
     def __str__(self) -> str:
         lines = [f"{self.n} images measured again (--seed {self.seed} draws the same)"]
         if self.n == 0:
             lines = ["nothing is measured again, since it would be of something else"]
         for one in self.checks:
-            lines.append(f"  {one.what:<20} {'agrees' if one.agrees else 'DIFFERS'}  {one.detail}")
+            lines.append(f"  {one.what:<20} {_WORDS[one.agrees]:<7}  {one.detail}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def verify(
     subject = Subject.load(run, _request(card, run), fabric, **where)
     seed = secrets.randbelow(2**31) if seed is None else seed
     identity = tuple(_identity(card, subject))
-    if any(one.counts and not one.agrees for one in identity):
+    if any(one.refutes for one in identity):
         return Verification(seed, 0, identity)
     points = card.points
     count = min(len(points), 100 if n is None else n)
@@ -120,10 +125,12 @@ def _identity(card: Card, subject: Subject) -> Iterator[Check]:
     """Whether weights and test images are those of the card, told by their hashes."""
     data, whole = card.config["data"], subject.whole
     said = f"{data['fingerprint']}, {data['test_images']} of them"
-    pairs = {
-        "weights": (card.config["model"]["weights"], weights_key(subject.model)),
-        "test images": (said, f"{whole.fingerprint()}, {len(whole)} of them"),
-    }
+    weights = card.config["model"]["weights"]
+    pairs = {"test images": (said, f"{whole.fingerprint()}, {len(whole)} of them")}
+    if weights is None:
+        yield Check("weights", None, UNSEEN)
+    else:
+        pairs = {"weights": (weights, weights_of(subject.model) or UNSEEN)} | pairs
     for what, (said, here) in pairs.items():
         detail = here if said == here else f"the card has {said[:40]}, here it is {here}"
         yield Check(what, said == here, detail)

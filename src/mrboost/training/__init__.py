@@ -6,6 +6,7 @@
                   line of metrics is written and everything needed to go on is saved
 ``step.Step``     one batch: the recipe's sampler perturbs it, the objective gives a loss for each
                   image, SGD follows their mean
+``first``         where a first round may come from: another run, or a file of weights
 ``state``         what a round is made of between two epochs (``FitState``), which epoch is the best
 ``checks``        what is refused before training: parts that do not give what is asked of them
 ``observers``     who is told of each epoch and round; ``loggers`` has two for ``on_epoch``
