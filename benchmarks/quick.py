@@ -7,7 +7,8 @@ accuracy of both, the points that only one of them breaks, the share on which th
 seconds of both (of the processor, where the model runs on one, so that other work on the machine
 does not count) and their ratio, and whether quick's own sample raised a doubt. Each point that
 quick breaks is shown to the model once more, alone and in float32, and must lie in ball and box.
-With --seeds 2 AutoAttack runs once more, for the points on which its own two seeds differ.
+With --seeds 2 AutoAttack runs once more, for the points on which that other seed differs from
+AutoAttack of the first, whose random numbers quick shares near a boundary, and from quick.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", metavar="RUN[@NORM:EPS]", nargs="+")
     parser.add_argument("--n", type=int, default=None)
-    parser.add_argument("--seeds", type=int, default=1, help="runs of AutoAttack, 1 or 2")
+    parser.add_argument("--seeds", type=int, default=1, choices=(1, 2), help="of AutoAttack")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", default=None)
     options = parser.parse_args()
-    columns = [*COLUMNS, "two seeds of AutoAttack differ on"][: len(COLUMNS) + options.seeds - 1]
+    another = ["seed 1 differs from AutoAttack / quick on"][: options.seeds - 1]
+    columns = [*COLUMNS, *another]
     rows = []
     for given in options.runs:
         path, _, ball = given.partition("@")
@@ -87,7 +89,10 @@ def row(path: Path, ball: str, options: argparse.Namespace) -> list[str]:
         adv = load_file(Path(folder) / "quick.safetensors")["quick"].to(x.device)
     quick, standard = stands["quick"], stands["seed 0"]
     only, missed = int((~quick & standard).sum()), int((quick & ~standard).sum())
-    other = [int((stands[label] != standard).sum()) for label in list(attacks)[1:]]
+    other = [
+        " / ".join(str(int((stands[label] != one).sum())) for one in (standard, quick))
+        for label in list(attacks)[1:]
+    ]
     return [
         f"{path.name} {norm} {radius:.3g}, {len(y)}",
         f"{100 * quick.float().mean():.2f} / {100 * standard.float().mean():.2f}",
@@ -98,7 +103,7 @@ def row(path: Path, ball: str, options: argparse.Namespace) -> list[str]:
         f"{seconds['quick']:.1f} / {seconds['seed 0']:.1f}",
         f"{100 * seconds['quick'] / seconds['seed 0']:.1f}",
         "yes" if doubts else "no",
-        *map(str, other),
+        *other,
     ]
 
 
