@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -37,8 +38,11 @@ SHARED = {"steps": 3, "batch_size": 256, "lr": 0.4, "schedule": "one-cycle", "em
 
 @dataclass(frozen=True)
 class Form:
-    """A recipe with its options; the rounds after the first have ``later``
-    epochs at ``later_lr``."""
+    """A recipe with its options; the rounds after the first have ``later`` epochs at ``later_lr``.
+
+    With ``teacher``, a form of the same seeds, one round starts from the weights of ``first``, and
+    the teacher's answers are its labels (examples/soft_labels.py).
+    """
 
     recipe: str
     epochs: int
@@ -46,10 +50,13 @@ class Form:
     rounds: int = 1
     later: int = 0
     later_lr: float = 0.1
+    teacher: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def cost(self, first: Form | None) -> float:
         awp = 0.5 if "awp" in self.options else 0.0
+        if self.teacher is not None and first is not None:
+            return first.cost(None) + self.epochs * (1 + awp)
         boosted = self.recipe.startswith("mrboost")
         trunk = self.epochs * (1 + awp) if first is None else first.cost(None)
         return trunk + sum(
@@ -59,10 +66,12 @@ class Form:
 
 AWP = {"awp": 0.005}
 SMOOTH = {"smoothing": 0.3}
+LATER = {"lr": 0.1}
 FORMS = {
     # Where the others start from: one network each.
     "one-48-awp": Form("at-mce", 48, options=AWP),
     "one-48-awp-smooth": Form("at-mce", 48, options=AWP | SMOOTH),
+    "one-72-awp": Form("at-mce", 72, options=AWP),
     "one-30": Form("at-mce", 30),
     "one-30-silu": Form("at-mce", 30, options={"model": "resnet18-silu"}),
     # Boosting and its control: the same rounds with each network attacked alone, at equal
@@ -82,6 +91,13 @@ FORMS = {
     "boosted-48-awp-smooth": Form(
         "mrboost", 48, "one-48-awp-smooth", rounds=3, later=12, options=AWP | SMOOTH
     ),
+    # One more round of equal cost: alone, boosted, with the answers of the first network or of two
+    # as labels.
+    "alone-24": Form("snapshots", 48, "one-48-awp", rounds=2, later=24, options=AWP),
+    "boosted-16": Form("mrboost", 48, "one-48-awp", rounds=2, later=16, options=AWP),
+    "alone-48": Form("snapshots", 48, "one-48-awp", rounds=3, later=24, options=AWP),
+    "self-taught-24": Form("taught", 24, "one-48-awp", teacher="one-48-awp", options=AWP | LATER),
+    "taught-24": Form("taught", 24, "one-48-awp", teacher="independent-2", options=AWP | LATER),
 }
 
 
@@ -101,12 +117,20 @@ class Joined:
 
 JOINED = {
     # Networks that know nothing of each other: what boosting has to be ahead of.
+    "independent-2": Joined("one-48-awp", 2),
     "independent-3": Joined("one-48-awp", 3),
     "independent-4": Joined("one-48-awp", 4),
+    "independent-2-72": Joined("one-72-awp", 2),
     # Chains from different first networks, the end of each, as costly as these.
     "two-chains": Joined("snapshots-48-awp-long", 2, newest=True),
     "two-chains-boosted": Joined("boosted-48-awp", 2, newest=True),
     "two-chains-all": Joined("snapshots-48-awp", 2),
+    "two-alone-24": Joined("alone-24", 2, newest=True),
+    "two-boosted-16": Joined("boosted-16", 2, newest=True),
+    "two-self-taught-24": Joined("self-taught-24", 2),
+    "two-taught-24": Joined("taught-24", 2),
+    "two-alone-24-all": Joined("alone-24", 2),
+    "two-alone-48": Joined("alone-48", 2, newest=True),
 }
 Task = tuple[str, int]
 """The name of a form and a seed."""
@@ -116,8 +140,12 @@ def needs(name: str, seed: int) -> list[Task]:
     """What a form starts from, or consists of."""
     if name in JOINED:
         return [(JOINED[name].of, seed + number) for number in range(JOINED[name].seeds)]
-    first = FORMS[name].first
-    return [] if first is None else [(first, seed)]
+    form = FORMS[name]
+    tasks = [] if form.first is None else [(form.first, seed)]
+    if (teacher := form.teacher) is not None:
+        of_pair = seed - seed % JOINED[teacher].seeds if teacher in JOINED else seed
+        tasks.append((teacher, of_pair))
+    return tasks
 
 
 def in_order(names: Sequence[str], seed: int) -> list[Task]:
@@ -227,7 +255,8 @@ def _train(task: Task, options: argparse.Namespace) -> None:
     if form.first is not None and not (out / "config.json").exists():
         flags += ["--first", str(_folder((form.first, seed), options))]
     where = ["--data", options.data, "--out", str(out), "--resume"]
-    _mrboost(out, options, "train", form.recipe, *where, *flags)
+    teacher = "" if form.teacher is None else str(_folder(needs(name, seed)[-1], options))
+    _mrboost(out, options, "train", form.recipe, *where, *flags, teacher=teacher)
 
 
 def _join(task: Task, options: argparse.Namespace) -> None:
@@ -239,7 +268,9 @@ def _join(task: Task, options: argparse.Namespace) -> None:
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
-def _mrboost(out: Path, options: argparse.Namespace, *arguments: str) -> dict[str, Any]:
+def _mrboost(
+    out: Path, options: argparse.Namespace, *arguments: str, teacher: str = ""
+) -> dict[str, Any]:
     """What a command prints as JSON; its progress goes to a file beside the run folder."""
     where = ["--data-dir", options.data_dir] if options.data_dir else []
     command = [
@@ -250,10 +281,15 @@ def _mrboost(out: Path, options: argparse.Namespace, *arguments: str) -> dict[st
         "--device",
         options.device,
         *where,
+        "--import",
+        str(Path(__file__).with_name("soft_labels.py")),
         "--json",
     ]
+    environment = os.environ | {"MRBOOST_TEACHER": teacher}
     with out.with_suffix(".log").open("a") as log:
-        finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, check=True)
+        finished = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=log, check=True, env=environment
+        )
     document: dict[str, Any] = json.loads(finished.stdout)
     return document
 
