@@ -41,7 +41,7 @@ class Form:
     """A recipe with its options; the rounds after the first have ``later`` epochs at ``later_lr``.
 
     With ``teacher``, a form of the same seeds, one round starts from the weights of ``first``, and
-    the teacher's answers are its labels (examples/soft_labels.py).
+    the teacher's answers are its labels (examples/_soft_labels.py).
     """
 
     recipe: str
@@ -282,7 +282,7 @@ def _mrboost(
         options.device,
         *where,
         "--import",
-        str(Path(__file__).with_name("soft_labels.py")),
+        str(Path(__file__).with_name("_soft_labels.py")),
         "--json",
     ]
     environment = os.environ | {"MRBOOST_TEACHER": teacher}

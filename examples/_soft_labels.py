@@ -1,6 +1,6 @@
 """Soft labels from a robust classifier: a sampler and a loss of one's own.
 
-    MRBOOST_TEACHER=runs/ensemble mrboost train taught --import examples/soft_labels.py \
+    MRBOOST_TEACHER=runs/ensemble mrboost train taught --import examples/_soft_labels.py \
         --data cifar10 --first runs/one --lr 0.1 --epochs 24 --out runs/taught
 
 The learner is attacked as in adversarial training, and its loss is the mean over all labels, each
