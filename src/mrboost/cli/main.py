@@ -33,12 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _exit_status(arguments, advice)
 
 
-def _exit_status(arguments: Sequence[str], advice: str) -> int:
-    """Run a command; ``advice`` says how to go on with it after a stop."""
+def _exit_status(arguments: Sequence[str], go_on: str) -> int:
+    """Run a command; ``go_on`` says how to go on with it after a stop."""
+    advice = ""
     try:
         options = parse(arguments)
         from .commands import run  # loads torch, which --help does not need
 
+        advice = go_on
         run(options)
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
