@@ -120,6 +120,7 @@ def _model(found: Evaluated) -> dict[str, Any]:
         "which": subject.request.which,
         "parameters": sum(one.numel() for one in parameters) or None,
         "weights": weights_of(model),
+        "surrogate": config.get("given", {}).get("surrogate"),
         "training_seed": config.get("seed"),
     }
 
@@ -196,6 +197,9 @@ class Card(Run):
         """Refuses what is no card, and one whose figures are not those of its images."""
         path = Path(path)
         files.require_regular(path)
+        if path.suffix == ".md":
+            there = "beside it" if (beside := path.with_suffix(".json")).exists() else "not there"
+            raise InputError(f"{path} is the page of a card: give {beside}, which is {there}")
         if not path.exists():
             raise InputError(f"there is no card {str(path)!r}: give the .json that --card wrote")
         if path.stat().st_size > LARGEST:
@@ -317,6 +321,7 @@ def markdown(card: dict[str, Any], name: str) -> str:
         "Left out for want of time": f"{found['left_out']:,}" if found["left_out"] else "none",
         "Parameters": _parameters(model),
         "Weights": f"`{model['weights']}` ({model['which']})" if model["weights"] else UNSEEN,
+        "Gradients": _gradients(model),
         "Test images": f"`{data['fingerprint']}`",
         "Versions": ", ".join(f"{key} {value}" for key, value in made["versions"].items()),
         "Device": made["device"],
@@ -333,6 +338,11 @@ def _parameters(model: Mapping[str, Any]) -> str:
     if model["parameters"] is None:
         return UNSEEN
     return f"{model['parameters']:,} in {model['members']} network(s)"
+
+
+def _gradients(model: Mapping[str, Any]) -> str:
+    name = model["surrogate"]
+    return f"those of a stand-in (BPDA), `{name}`" if name else "the model's own"
 
 
 def _table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
