@@ -3,6 +3,7 @@ folder like any other."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_the_newest_networks_alone_can_be_joined(apart: dict[str, Path], tmp_pat
     mean = torch.stack([mrboost.load(run, "last")[-1](x) for run in runs]).mean(dim=0)
     torch.testing.assert_close(mrboost.load(tmp_path / "ends", "last")(x), mean)
     assert Run.open(tmp_path / "ends").rounds_done() == 2
+
+
+def test_what_a_run_has_not_finished_is_missed(
+    apart: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = shutil.copytree(apart["boosted"], tmp_path / "half")
+    for path in (half / "members").glob("02*"):
+        path.unlink()
+    mrboost.join([half, apart["at1"]], tmp_path / "both", newest=True)
+    assert f"note: {str(half)!r} has finished 1 of its 2 rounds" in capsys.readouterr().err
 
 
 def test_a_joined_run_is_a_run(

@@ -12,6 +12,7 @@ from typing import Any
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.files import locked
+from mrboost.progress import note
 
 from .folder import Run, load
 from .identity import MEMBERS, differences
@@ -99,6 +100,9 @@ def _check(sources: Sequence[Run]) -> None:
         if (networks := source.fingerprint()) in seen:
             raise InputError(f"{name} holds the same networks as {seen[networks]}: name them once")
         seen[networks] = name
+        if (done := source.rounds_done()) < (rounds := source.config["rounds"]):
+            remedy = "mrboost train --resume goes on with it"
+            note(f"note: {name} has finished {done} of its {rounds} rounds: {remedy}")
 
 
 def _describe(sources: Sequence[Run], rounds: int) -> dict[str, Any]:
