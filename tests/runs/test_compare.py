@@ -34,8 +34,8 @@ def evaluation(members: int = 1, n: int = 10, **attacks: str) -> dict[str, Any]:
 
 def run(name: str, *evaluations: dict[str, Any]) -> Any:
     config = {"recipe": {"name": name}}
-    results = {"evaluations": list(evaluations)}
-    return SimpleNamespace(config=config, results=results, folder=Path(name), is_of=lambda _: True)
+    found = list(evaluations)
+    return SimpleNamespace(config=config, evaluations=lambda: found, folder=Path(name))
 
 
 AT = run(

@@ -91,9 +91,7 @@ class SideBySide:
             method = Method.of(run.config)
             number = sum(other == method for other, _ in trainings.values())
             trainings[label] = method, run.config.get("seed", number)
-            for evaluation in run.results.get("evaluations", []):
-                if not run.is_of(evaluation):
-                    continue
+            for evaluation in run.evaluations():
                 found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
                 if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
                     # Attacks on members belong to the set that fits an ensemble, and are not

@@ -294,7 +294,7 @@ class Run:
             parts.append(kept)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
-    def is_of(self, evaluation: Mapping[str, Any]) -> bool:
+    def _is_of(self, evaluation: Mapping[str, Any]) -> bool:
         """Whether an evaluation is of the classifier as it is now; of a run without
         its weights, each is."""
         members, which = evaluation["members"], evaluation["weights"]
@@ -365,6 +365,10 @@ class Run:
         schema.check_results(results, path)
         return results
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Those among the results that are of its classifiers as they are now."""
+        return [one for one in self.results.get("evaluations", []) if self._is_of(one)]
+
     def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         """Replace the results by what ``change`` makes of them; where several processes do so,
         one after the other."""
@@ -403,7 +407,7 @@ class GivenModel(Run):
         images = torch.rand(8, *self.config["input"]["shape"], generator=generator)
         return model_key(self._model, images)
 
-    def is_of(self, evaluation: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def _is_of(self, evaluation: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return True  # those of other weights are dropped when these are evaluated
 
 

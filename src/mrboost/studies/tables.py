@@ -64,8 +64,7 @@ class Trained:
 
     @property
     def doubts(self) -> list[str]:
-        evaluations = self.run.results.get("evaluations", [])
-        found = [doubt for evaluation in evaluations for doubt in evaluation.get("doubts", [])]
+        found = [doubt for one in self.run.evaluations() for doubt in one.get("doubts", [])]
         return [f"{self.label}: {doubt['message']}" for doubt in found]
 
     def values(self) -> dict[str, float]:
