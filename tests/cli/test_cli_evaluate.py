@@ -174,7 +174,7 @@ def test_learned_weights_replace_the_equal_ones(
     begun = []
     with monkeypatch.context() as patched:
         patched.setattr(
-            "mrboost.runs.evaluate_run.learn_weights",
+            "mrboost.runs.reweight.learn_weights",
             lambda one, *_, **__: begun.append(one.weights.tolist()) or model,
         )
         model = mrboost.load(boosted)

@@ -34,13 +34,13 @@ from mrboost.runs.evaluate_run import (
     clear,
     evaluate_radii,
     place_of,
-    reweight_run,
 )
 from mrboost.runs.export import export
 from mrboost.runs.folder import GivenModel, open_classifier
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.runs.predict import predict
+from mrboost.runs.reweight import reweight_run
 from mrboost.runs.verify import verify
 from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
@@ -57,7 +57,7 @@ def run(options: Namespace) -> None:
     """Run the command that ``arguments.parse`` read."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
-        _import(module)
+        (models.add if ":" in module else import_module)(module)
     _import_model(options, getattr(options, "model", None) or "")
     try:
         COMMANDS[options.command](options)
@@ -482,15 +482,6 @@ def _import_model(options: Namespace, name: str) -> None:
     if ":" in name and not is_alias(name):
         models.add(name)
         options.imports = [*options.imports, name]
-
-
-def _import(module: str) -> None:
-    """Import a module of the user's by its name or path; of ``file.py:function`` the function is
-    a model then."""
-    if ":" in module:
-        models.add(module)
-    else:
-        import_module(module)
 
 
 COMMANDS = {

@@ -10,7 +10,7 @@ from typing import Any
 from mrboost.evaluation.page import MOST_CLASSES, NOTHING_SEEN, headline
 from mrboost.evaluation.result import format_eps, worst_of
 from mrboost.runs import Run
-from mrboost.runs.compare import SideBySide, in_common
+from mrboost.runs.compare import Row, SideBySide, in_common
 from mrboost.runs.join import trainings
 
 
@@ -18,11 +18,16 @@ def evaluations_of(runs: Mapping[str, Run]) -> dict[str, Any]:
     """What the page says of the evaluations of the runs, by their labels."""
     every = list(runs.values())
     evaluated = SideBySide.of(every)
-    facts = [evaluated.facts(row) for row in range(len(evaluated.rows))]
+    by_run = {
+        label: rows
+        for label in runs
+        if (rows := [row for row in evaluated.rows if row.label == label])
+    }
+    facts = [row.facts for row in evaluated.rows]
     table = in_common(evaluated.head()[: len(facts[0])] if facts else [], facts)
     few_classes = every[0].config["input"]["classes"] <= MOST_CLASSES
     return {
-        "headlines": _headlines(runs, evaluated),
+        "headlines": [_headline(runs[label], rows) for label, rows in by_run.items()],
         "evaluated": evaluated,
         "table": table,
         "comparisons": evaluated.comparisons(),
@@ -33,68 +38,57 @@ def evaluations_of(runs: Mapping[str, Run]) -> dict[str, Any]:
     }
 
 
-def _headlines(runs: Mapping[str, Run], evaluated: SideBySide) -> list[dict[str, Any]]:
-    """Of each run what was measured of it as a whole: with most members, the best weights, in its
-    own ball, on most images."""
-    found = []
-    for label, run in runs.items():
-        own_ball = run.config["eps"], run.config["norm"]
-        ranks = [
-            (
-                one["members"],
-                one["weights"] != "last",
-                (one["eps"], one["norm"]) == own_ball,
-                one["n"],
-                row,
-            )
-            for row, (of, one, _) in enumerate(evaluated.rows)
-            if of == label
-        ]
-        if not ranks:
-            continue
-        row = max(ranks)[-1]
-        _, one, _ = evaluated.rows[row]
-        _, members, weights, ball, _ = evaluated.facts(row)
-        about = run.config["recipe"]["summary"]
-        if run.rounds_done() > 1:
-            about += f"; {members} of {run.rounds_done()} members"
-        if weights == "last":
-            about += "; last weights"
-        one = one | {"worst": worst_of(one), "failed": one.get("failed", ())}
-        command = shlex.join(["mrboost", "evaluate", str(run.folder), "--attack", "autoattack"])
-        found.append(headline(label, one, ball, about=about, command=command))
-    return found
+def _headline(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+    """What was measured of a run as a whole: with most members, the best weights, in its own ball,
+    on most images."""
+    own_ball = run.config["eps"], run.config["norm"]
+
+    def rank(row: Row) -> tuple[object, ...]:
+        one = row.evaluation
+        return one["members"], one["weights"] != "last", row.ball == own_ball, one["n"]
+
+    row = max(reversed(rows), key=rank)
+    label, members, weights, ball, _ = row.facts
+    about = run.config["recipe"]["summary"]
+    if run.rounds_done() > 1:
+        about += f"; {members} of {run.rounds_done()} members"
+    if weights == "last":
+        about += "; last weights"
+    one = {"failed": (), **row.evaluation, "worst": worst_of(row.evaluation)}
+    command = shlex.join(["mrboost", "evaluate", str(run.folder), "--attack", "autoattack"])
+    return headline(label, one, ball, about=about, command=command)
 
 
 def _doubts(evaluated: SideBySide) -> list[str]:
     """Each doubt once, though several evaluations of a run may give it."""
     doubts = [
-        f"{label}: {doubt['message']}"
-        for label, evaluation, _ in evaluated.rows
-        for doubt in evaluation.get("doubts", [])
+        f"{row.label}: {doubt['message']}"
+        for row in evaluated.rows
+        for doubt in row.evaluation.get("doubts", [])
     ]
     doubts += [
-        f"{label}: no reasons to doubt its figures were looked for (--no-check)"
-        for label, evaluation, _ in evaluated.rows
-        if not evaluation.get("checked", True)
+        f"{row.label}: no reasons to doubt its figures were looked for (--no-check)"
+        for row in evaluated.rows
+        if not row.evaluation.get("checked", True)
     ]
     return list(dict.fromkeys(doubts))
 
 
 def _classes(
     evaluated: SideBySide, facts: Sequence[Sequence[str]]
-) -> list[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, Mapping[str, Any]]]:
     """Clean outcomes, and those under the attack that fools the classifier most.
 
     ``facts`` is a table of what tells the evaluations apart.
     """
     head, *rows = facts
     lines = []
-    for i, (_, _, outcomes) in enumerate(evaluated.rows):
+    for row, told in zip(evaluated.rows, rows, strict=True):
+        outcomes = row.outcomes
         of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
         hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
-        which = [f"{name} {fact}" for name, fact in zip(head, rows[i], strict=True)]
-        name = ", ".join([rows[i][0], *which[1:]])
+        which = [f"{name} {fact}" for name, fact in zip(head, told, strict=True)]
+        name = ", ".join([told[0], *which[1:]])
         for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
             lines.append((f"{name}: {outcome['attack']}", outcome))
     return lines

@@ -15,9 +15,9 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from mrboost import data as datasets
-from mrboost.attacks import PGD, Attack
+from mrboost.attacks import Attack
 from mrboost.attacks.adaptive import adaptive, on_surrogate
-from mrboost.data import Dataset, Split, drawn, validation_split
+from mrboost.data import Dataset, Split, drawn
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
@@ -30,7 +30,6 @@ from mrboost.threat import ball
 
 from .folder import Run
 from .results import save_evaluation
-from .reweight import learn_weights
 
 # Makes attacks, by label, for the model that they are to attack
 Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
@@ -125,39 +124,6 @@ def ball_asked(run: Run, eps: float | None, norm: str | None) -> tuple[float, st
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
     eps = run.config["eps"] if eps is None else eps
     return eps, norm, _step_size(run, eps)
-
-
-def reweight_run(
-    run_dir: str | Path,
-    *,
-    objective: str = "average",
-    which: str = "best",
-    device: str = "auto",
-    data_dir: str | Path | None = None,
-    verify: bool = True,
-    progress: bool = False,
-) -> list[float]:
-    """Learn weights for a run's members on its held-out images, attacked, and keep them:
-    ``load`` then uses them."""
-    run = Run.open(run_dir)
-    name, config = str(run.folder), run.config
-    model = load_model(run, which, device)
-    if not isinstance(model, Ensemble) or len(model) < 2:
-        raise InputError(f"{name!r} is no ensemble of several networks: there is nothing to weigh")
-    if config["select_on"] != "validation" or not config["validation"]:
-        raise InputError(f"{name!r} has no images that all networks held out to learn from")
-    dataset = load_data(run, data_dir, verify=verify)
-    _, held_out = validation_split(dataset.train, config["validation"])
-    place = model.weights.device
-    attack = PGD(config["eps"], config["norm"], steps=20, step_size=config["judge_step"])
-    x, y = held_out.images().to(place), held_out.y.to(place)
-    # Not what was learned before, so that the same is learned again
-    equal = Ensemble(model.members).to(place).eval()
-    learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
-    weights: list[float] = learned.weights.tolist()
-    how = f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
-    run.save_weights(which, weights, how)
-    return weights
 
 
 class Where(TypedDict, total=False):
