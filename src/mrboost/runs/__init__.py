@@ -11,8 +11,7 @@
 ``join``          networks that were trained apart as one ensemble
 ``reweight``      weights for the members of an ensemble
 ``compare``       the evaluations of several runs and cards side by side
-``export``        a classifier as ONNX or a program of torch.export
-``model_card``    the page that describes such a file
+``export``        a classifier as ONNX or a program of torch.export, with a page about it
 ``predict``       labels of image files, and whether an attack changes them
 """
 

@@ -116,9 +116,8 @@ def _request(card: Card, run: Run) -> Request:
     """The classifier that the card names."""
     if isinstance(run, GivenModel):
         return Request("given")
-    which = card.config["model"]["which"]
-    members = card.config["model"]["members"]
-    return Request("best" if which == "given" else which, members)
+    model = card.config["model"]
+    return Request("best" if model["which"] == "given" else model["which"], model["members"])
 
 
 def _identity(card: Card, subject: Subject) -> Iterator[Check]:
