@@ -130,8 +130,9 @@ def _curve(
     points = robustness_curve(model, x, y, radii, attack=attack, norm=norm, progress=progress)
     margins = probability_margins(model, x, y, named(attack, eps, norm))
     curve = {**asked, "points": points, "margins": [round(value, 4) for value in margins]}
-    with suppress(OSError):  # a run that one may only read is measured anew each time
-        run.save_results(lambda results: results | {"curve": curve})
+    # A run that one may only read is measured anew each time
+    with suppress(OSError), run.changing_results() as results:
+        results["curve"] = curve
     return curve
 
 

@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -363,13 +363,15 @@ class Run:
         """Those among the results that are of its classifiers as they are now."""
         return [one for one in self.results.get("evaluations", []) if self._is_of(one)]
 
-    def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-        """Replace the results by what ``change`` makes of them; where several processes do so,
-        one after the other."""
-        if self.writes:
-            with self._changing():
-                files.remove_temporary(self.folder, "results.json")
-                files.write_json(self.folder / "results.json", change(self.results))
+    @contextmanager
+    def changing_results(self) -> Iterator[dict[str, Any]]:
+        """The results, of which what the caller makes is kept; where several processes change
+        them, one after the other."""
+        with self._changing():
+            files.remove_temporary(self.folder, "results.json")
+            results = self.results
+            yield results
+            files.write_json(self.folder / "results.json", results)
 
     def _changing(self) -> AbstractContextManager[None]:
         """Wait for other processes that change the results."""

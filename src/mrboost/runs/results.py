@@ -27,9 +27,8 @@ def save_evaluation(run: Run, facts: Mapping[str, Any], result: Evaluation) -> E
     """
     new = {**facts, **result.to_dict()}
     try:
-        run.save_results(
-            lambda results: results | {"evaluations": _merged(results.get("evaluations", []), new)}
-        )
+        with run.changing_results() as results:
+            results["evaluations"] = _merged(results.get("evaluations", []), new)
     except OSError as error:  # a run that one may only read can be evaluated all the same
         note(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}")
         return result
