@@ -4,8 +4,7 @@
 ``schema``        what each of its JSON files must hold
 ``identity``      when two configurations are the same training
 ``given``         a folder for the evaluations of a model that was trained elsewhere
-``evaluate_run``  evaluations of a run, kept in its results.json
-``results``       what of them is kept: a new one is merged with the others
+``evaluate_run``  evaluations of a run, kept in its results.json, each merged with the others
 ``card``          a figure with all that is needed to publish it, and to measure it again
 ``verify``        measures a part of a card again
 ``join``          networks that were trained apart as one ensemble

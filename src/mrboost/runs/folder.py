@@ -41,7 +41,7 @@ from mrboost.errors import InputError
 from mrboost.evaluation.resume import model_key
 from mrboost.files import State
 from mrboost.models.registry import check_size
-from mrboost.models.source import Shape, fill
+from mrboost.models.source import Shape
 from mrboost.progress import note
 from mrboost.seeds import global_stream
 
@@ -321,7 +321,13 @@ class Run:
         tensors, facts = files.read_tensors(path)
         check_size(self.config["model"], *self._outline, tensors, path)
         model = self.new_model()
-        fill(model, tensors, f"{path} does not fit model {self.config['model']!r}")
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise InputError(
+                f"{path} does not fit model {self.config['model']!r}: {reason}"
+            ) from None
         mine = model.state_dict()
         same_types = all(mine[key].dtype == value.dtype for key, value in tensors.items())
         if "checksum" not in facts or not same_types:

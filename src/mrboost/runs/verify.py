@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import scipy
@@ -53,7 +53,7 @@ class Verification:
 
     seed: int
     n: int
-    checks: tuple[Check, ...] = field(default=())
+    checks: tuple[Check, ...] = ()
 
     @property
     def problems(self) -> list[str]:
