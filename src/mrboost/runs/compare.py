@@ -18,7 +18,6 @@ from mrboost.evaluation.statistics import (
     mean_interval,
     signed,
     unpaired_interval,
-    worst_case,
 )
 from mrboost.files import digest
 from mrboost.progress import COLUMNS, folded
@@ -100,6 +99,12 @@ class Row:
     @property
     def ball(self) -> tuple[float | None, str | None]:
         return self.evaluation["eps"], self.evaluation["norm"]
+
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Accuracy and interval under each attack."""
+        kept = ("accuracy", "interval")
+        return {name: {key: one[key] for key in kept} for name, one in self.outcomes.items()}
 
     def on_same_images(self, other: Row) -> bool:
         one, two = self.evaluation, other.evaluation
@@ -252,14 +257,10 @@ class SideBySide:
         evaluations = [
             {"run": row.label}
             | {key: row.evaluation[key] for key in kept}
-            | {"attacks": {name: _figures(one) for name, one in row.outcomes.items()}}
+            | {"attacks": row.figures}
             for row in self.rows
         ]
         return {"evaluations": evaluations, "differences": [asdict(one) for one in self.pairs()]}
-
-
-def _figures(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: outcome[key] for key in ("accuracy", "interval")}
 
 
 @dataclass(frozen=True)
@@ -334,23 +335,9 @@ def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 
 def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of evaluations of one classifier at growing radii, each attack's accuracy and 95 %
-    interval at each of them.
-
-    The balls are nested: an image that falls at one radius has fallen at all larger ones.
-    """
-    smaller: dict[str, list[Sequence[float]]] = {}
-    rows = []
-    for evaluation in evaluations:
-        figures = {}
-        for outcome in evaluation["outcomes"]:
-            points = smaller.setdefault(outcome["attack"], [])
-            points.append(outcome["correct"])
-            figures[outcome["attack"]] = worst_case(points)
-        if len(figures) > 2 and not evaluation.get("failed"):
-            figures[WORST] = worst_case([one for points in smaller.values() for one in points])
-        found = {name: {"accuracy": f[0], "interval": f[1]} for name, f in figures.items()}
-        rows.append({"eps": evaluation["eps"], "attacks": found})
-    return rows
+    interval at each of them."""
+    rows = [Row.of("", evaluation) for evaluation in evaluations]
+    return [{"eps": row.ball[0], "attacks": row.figures} for row in rows]
 
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
