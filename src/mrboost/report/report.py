@@ -31,7 +31,7 @@ from mrboost.plots import figures as plots
 from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import Row, SideBySide, in_common, run_labels
+from mrboost.runs.compare import Entry, SideBySide, in_common, run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
 from mrboost.runs.join import trainings
 
@@ -232,12 +232,12 @@ def _evaluations(runs: Mapping[str, Run]) -> dict[str, Any]:
     }
 
 
-def _headline(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+def _headline(run: Run, rows: Sequence[Entry]) -> dict[str, Any]:
     """What was measured of a run as a whole: with most members, the best weights, in its own ball,
     on most images."""
     own_ball = run.config["eps"], run.config["norm"]
 
-    def rank(row: Row) -> tuple[object, ...]:
+    def rank(row: Entry) -> tuple[object, ...]:
         one = row.evaluation
         return one["members"], one["weights"] != "last", row.ball == own_ball, one["n"]
 

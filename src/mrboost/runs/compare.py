@@ -72,7 +72,7 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """One evaluation of a run: its outcomes by attack, and the worst case over several."""
 
     label: str
@@ -80,7 +80,7 @@ class Row:
     outcomes: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def of(cls, label: str, evaluation: Mapping[str, Any]) -> Row:
+    def of(cls, label: str, evaluation: Mapping[str, Any]) -> Entry:
         found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
         if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
             # Attacks on members belong to the set that fits an ensemble, and are not the same for
@@ -106,11 +106,11 @@ class Row:
         kept = ("accuracy", "interval")
         return {name: {key: one[key] for key in kept} for name, one in self.outcomes.items()}
 
-    def on_same_images(self, other: Row) -> bool:
+    def on_same_images(self, other: Entry) -> bool:
         one, two = self.evaluation, other.evaluation
         return one["n"] == two["n"] and same_images(one, two)
 
-    def is_rival(self, other: Row) -> bool:
+    def is_rival(self, other: Entry) -> bool:
         """Whether it is of another run in the same ball, with weights of the same kind."""
         kinds = {self.evaluation["weights"], other.evaluation["weights"]} - {"given"}
         same_ball = self.ball == other.ball and None not in self.ball
@@ -123,7 +123,7 @@ class SideBySide:
     ball and images agree."""
 
     attacks: list[str]
-    rows: list[Row]
+    rows: list[Entry]
     # of each run its method and its seed, or its number where networks of several are joined
     trainings: dict[str, tuple[Method, int]] = field(default_factory=dict)
 
@@ -135,7 +135,7 @@ class SideBySide:
             method = Method.of(run.config)
             number = sum(other == method for other, _ in trainings.values())
             trainings[label] = method, run.config.get("seed", number)
-            rows += [Row.of(label, evaluation) for evaluation in run.evaluations()]
+            rows += [Entry.of(label, evaluation) for evaluation in run.evaluations()]
         attacks = dict.fromkeys(name for row in rows for name in row.outcomes)
         return cls(sorted(attacks, key=_place), rows, trainings)
 
@@ -157,7 +157,7 @@ class SideBySide:
             if row.evaluation.get("failed")
         ]
 
-    def is_best(self, row: Row, attack: str) -> bool:
+    def is_best(self, row: Entry, attack: str) -> bool:
         """Whether its accuracy is the best of those on the same images in the same ball."""
         rivals = [
             other.outcomes[attack]["accuracy"]
@@ -336,7 +336,7 @@ def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of evaluations of one classifier at growing radii, each attack's accuracy and 95 %
     interval at each of them."""
-    rows = [Row.of("", evaluation) for evaluation in evaluations]
+    rows = [Entry.of("", evaluation) for evaluation in evaluations]
     return [{"eps": row.ball[0], "attacks": row.figures} for row in rows]
 
 
