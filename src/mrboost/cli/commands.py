@@ -216,7 +216,7 @@ def _next_steps(run: Run, options: Namespace) -> list[str]:
     if given and isinstance(run.classifier(), models.BlackBox):  # which AutoAttack refuses
         return [*steps, _proposal(f"report {same}")]
     own_ball = given or (options.eps == [None] and options.norm is None)
-    if own_ball and not any(map(has_autoattack, run.evaluations())):
+    if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
         steps.append(_proposal(f"evaluate {same} --attack autoattack"))
     return [*steps, _proposal(f"report {same}")]
 
