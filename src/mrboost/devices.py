@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+GO_ON = "start the same command again with --resume"
 # How long processes wait for each other: shares of an evaluation can take unequal time
 _PATIENCE = timedelta(hours=12)
 _QUIET = 300.0  # seconds without a step, until it is said
-_PROMPT = timedelta(seconds=30)  # for what takes a moment
+_PROMPT = timedelta(seconds=10)  # for what takes a moment; torchrun kills after 30
 
 
 def under_torchrun() -> bool:
@@ -110,11 +111,23 @@ def from_all(fabric: Fabric, value: T) -> list[T]:
     return values
 
 
+def _are_together() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _place() -> tuple[int, int]:
+    """Which of the processes that compute together this is, and of how many."""
+    if not _are_together():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
 @contextmanager
-def _saying_waits(fabric: Fabric) -> Iterator[None]:
+def _saying_waits() -> Iterator[None]:
     """While this one of several processes makes no step, say so: it waits for another, which may be
     stopped, without a word and for ``_PATIENCE``."""
-    if fabric.world_size == 1:
+    rank, world = _place()
+    if world == 1:
         yield
         return
     done = Event()
@@ -124,7 +137,7 @@ def _saying_waits(fabric: Fabric) -> Iterator[None]:
             idle = time.monotonic() - Meter.last_step
             if idle >= _QUIET:
                 waits = f"has waited {idle / 60:.0f} minutes for another, which may be stopped"
-                note(f"note: process {fabric.global_rank} of {fabric.world_size} {waits}")
+                note(f"note: process {rank} of {world} {waits}")
 
     Thread(target=watch, daemon=True).start()
     try:
@@ -134,7 +147,7 @@ def _saying_waits(fabric: Fabric) -> Iterator[None]:
 
 
 @contextmanager
-def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
+def lost_processes(remedy: str) -> Iterator[None]:
     """Report in one line that several processes cannot go on together, and now and then that they
     do not.
 
@@ -142,14 +155,16 @@ def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
     processes, every ``RuntimeError`` but that of a full memory is reported so.
     """
     try:
-        with _saying_waits(fabric):
+        with _saying_waits():
             yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if fabric.world_size == 1:
+        if _place()[1] == 1:
             raise
-        reason = (str(error).splitlines() or ["unknown"])[0][:200]
+        first = (str(error).splitlines() or ["unknown"])[0]
+        reason = first.partition("] ")[2] if first.startswith("[/") else first  # its place in C++
+        reason = reason.partition(". ")[0][:200]
         problem = f"another process has ended, or cannot be reached ({reason})"
         raise LostProcessError(f"{problem}: {remedy}") from error
 
@@ -157,30 +172,38 @@ def lost_processes(fabric: Fabric, remedy: str) -> Iterator[None]:
 def end_processes() -> None:
     """An orderly end of what processes shared: none ends before the first has written
     everything."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    if _are_together():
+        with lost_processes(GO_ON):
+            torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
-def say_once(line: str) -> None:
-    """A line on standard error, once if several of torchrun's processes have the same to say."""
+def say_once(line: str, *, alone: bool = False) -> None:
+    """A line on standard error, once if several of torchrun's processes have the same to say.
+
+    With ``alone`` it is left out if one of them has said anything else.
+    """
     if not under_torchrun() or "MASTER_ADDR" not in os.environ:
         print(line, file=sys.stderr)
         return
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    key = f"mrboost {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} {line}"
+    every = f"mrboost {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    own = f"{every} {line}"
     try:
         store = TCPStore(address, port, is_master=False, timeout=_PROMPT)
-        if store.add(f"count {key}", 1) > 1:
+        earlier = {key: store.add(f"count {key}", 1) - 1 for key in (every, own)}
+        key = every if alone else own
+        if earlier[key]:
             store.wait([f"said {key}"], _PROMPT)  # the first to end ends them all
             return
     except torch.distributed.DistError:  # nobody to agree with: rather twice than never
         store = None
     print(line, file=sys.stderr, flush=True)
     if store is not None:
-        store.set(f"said {key}", "")
+        for key in (every, own):
+            store.set(f"said {key}", "")
 
 
 def move_model(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

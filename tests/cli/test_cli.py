@@ -20,7 +20,8 @@ from mrboost.cli.main import main
 from mrboost.files import write_tensors
 
 CPU = ["--device", "cpu", "--quiet"]
-ONCE = ["--epochs", "1", *CPU]
+LOUD = ["--epochs", "1", "--device", "cpu"]
+ONCE = [*LOUD, "--quiet"]
 
 
 def config_of(run: Path) -> dict:
@@ -71,7 +72,7 @@ def test_options_are_the_folders_and_resume_needs_none(
 ) -> None:
     """Also where they switch a recipe's own parts off."""
     out = tmp_path / "my run"
-    done("train", name, *pictures, *OPTIONS[name].split(), *ONCE, "--out", out)
+    done("train", name, *pictures, *OPTIONS[name].split(), *LOUD, "--out", out)
     assert f"next: mrboost evaluate '{out}'" in capsys.readouterr().out, "ready to be typed"
     before, recipe = snapshot(out), config_of(out)["recipe"]
     done("train", "--resume", "--out", out, *CPU)
@@ -98,7 +99,7 @@ def test_a_model_of_the_users_own(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
     )
     monkeypatch.chdir(tmp_path)
-    train = ["train", "at", "--model", "mine", "--out", "my run", *ONCE]
+    train = ["train", "at", "--model", "mine", "--out", "my run", *LOUD]
     assert "unknown model 'mine'" in error_of(capsys, *train)
     done(*train, "--import", "mine")
     assert type(mrboost.load("my run")[0][1]) is torch.nn.Sequential

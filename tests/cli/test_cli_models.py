@@ -167,7 +167,7 @@ def test_an_interrupted_evaluation_of_a_model_goes_on(here, capsys, monkeypatch)
         return attack(self, *images, **more)
 
     monkeypatch.setattr(mrboost.attacks.PGD, "__call__", counted)
-    command = ["evaluate", "mynets:nothing", *QUICK, "--attack", "pgd-3,cw", "--no-check"]
+    command = ["evaluate", "mynets:nothing", *QUICK[:-1], "--attack", "pgd-3,cw", "--no-check"]
     assert main(command) == 130
     done(*command, "--resume")
     assert len(calls) == 3
@@ -295,7 +295,7 @@ def test_models_of_other_packages(here, capsys, monkeypatch) -> None:
 
 
 def test_a_function_of_a_file_is_trained_and_fine_tuned(here, weights, capsys) -> None:
-    train = ["train", "at", "--data", "digits", "--epochs", "1", "--device", "cpu", "--quiet"]
+    train = ["train", "at", "--data", "digits", "--epochs", "1", "--device", "cpu"]
     safetensors.torch.save_file({f"1.{k}": v for k, v in weights.items()}, "w.safetensors")
     named = ["--model", "mynets.py:linear", "--first", "w.safetensors", "--lr", "1e-9"]
     done(*train, *named, "--out", "tuned")
@@ -373,6 +373,14 @@ def test_a_surrogate_gives_the_gradients_of_what_rounds(here, capsys) -> None:
     message = error_of(capsys, *named, "--out", "evaluations/digits-mynets-rounds")
     assert "given.surrogate: None -> 'mynets.py:answers'" in message
     done("report", document["run"], "--import", "mynets.py:answers", "--import", "mynets.py:rounds")
+    capsys.readouterr()
+    done(*named, "--card", "card")
+    assert capsys.readouterr().out.splitlines()[-1] == f"kept in {document['run']}"
+    assert json.loads(Path("card.json").read_text())["model"]["surrogate"] == "mynets.py:answers"
+    page = Path("card.md").read_text().splitlines()
+    assert "- **Gradients**: those of a stand-in (BPDA), `mynets.py:answers`" in page
+    assert main([*command[:-2], "--verify", "card.json"]) == 2
+    assert "mynets.py:answers, here it is none: --surrogate names it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["of_arrays", "Session"])
@@ -382,8 +390,10 @@ def test_a_function_of_arrays_and_a_session_are_evaluated(name: str, here, capsy
     assert [outcome["attack"] for outcome in found["outcomes"]] == ["clean", "rays", "square"]
     assert found["outcomes"][1]["accuracy"] <= found["outcomes"][0]["accuracy"]
     assert [doubt["check"] for doubt in found["doubts"]] == ["no-gradient"]
-    done(*command, "--attack", "square", "--card", "card")
-    assert "autoattack" not in capsys.readouterr().out, "it would be refused"
+    done(*command[:-1], "--attack", "square", "--card", "card")
+    said = capsys.readouterr().out
+    assert "next: mrboost report" in said
+    assert "autoattack" not in said, "it would be refused"
     card = json.loads(Path("card.json").read_text())
     assert (card["model"]["weights"], card["model"]["parameters"]) == (None, None)
     verified = json_of(capsys, *command, "--verify", "card.json", "--n", "5")

@@ -50,6 +50,24 @@ def test_a_training_its_figures_and_its_report(here: Path, capsys) -> None:
     lines_of(capsys)
 
 
+def test_quiet_is_what_was_found_alone(here: Path, pictures: list[str], capsys) -> None:
+    once = ["--rounds", "2", "--epochs", "1", "--steps", "1", "--device", "cpu"]
+    for more in ([], ["--quiet"]):
+        folder = "quiet" if more else "loud"
+        run = f"{folder}/run"
+        for command in (
+            ["train", "mrboost", *pictures, *once, "--out", run],
+            ["evaluate", run, "--attack", "fgsm", "--n", "2", "--no-check", "--device", "cpu"],
+            ["soup", run, "--out", f"{folder}/soup", "--device", "cpu"],
+            ["join", run, f"{folder}/soup", "--out", f"{folder}/joined"],
+        ):
+            done(*command, *more)
+            found, progress = capsys.readouterr()
+            assert ("next: mrboost" in found) != bool(more), command
+            assert folder in found
+            assert not (more and progress), command
+
+
 def test_lists(here: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MRBOOST_DATA", "data")
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")

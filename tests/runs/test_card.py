@@ -96,11 +96,27 @@ def test_a_card_says_what_was_measured(evaluated: Evaluated, card: Path) -> None
         "- **eps**: 0.15",
         f"- **Robust accuracy**: {100 * found.worst[0]:.2f} %",
         "- **Images**: 120: some of the 355 test images",
+        "- **Gradients**: the model's own",
         "- **Doubts**: not looked for",
         "- **Command**: `mrboost evaluate …`",
         "PGD(steps=3, ",
     ):
         assert words in page
+
+
+def test_a_card_is_named_by_its_values(card: Path, tmp_path: Path) -> None:
+    page = card.with_suffix(".md")
+    with pytest.raises(InputError, match=f"give {card}, which is beside it"):
+        Card.read(page)
+    page = page.rename(tmp_path / "alone.md")
+    with pytest.raises(InputError, match=f"give {tmp_path}/alone.json, which is not there"):
+        Card.read(page)
+
+
+def test_a_card_without_the_word_of_a_surrogate_is_read(card: Path) -> None:
+    """Those that were written before."""
+    old = edited(card, lambda content: content["model"].pop("surrogate"))
+    assert Card.read(old).points.numel() == 120
 
 
 def test_a_card_stands_beside_its_run(evaluated: Evaluated, card: Path) -> None:

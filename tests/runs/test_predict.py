@@ -69,6 +69,20 @@ def test_an_attack_starts_from_the_answer(trained, model, digits, photos, capsys
     assert (at_its_own.eps, at_its_own.norm) == (0.1, "Linf"), "those of the training"
 
 
+def test_answers_that_are_long_take_a_line_each(trained, photos, capsys) -> None:
+    command = ["predict", trained, "photos/00.png", "photos/more", *CPU, "--attack"]
+    done(*command, "fgsm")
+    beside = capsys.readouterr().out.splitlines()
+    done(*command, "fgsm,pgd-3,pgd-2")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in beside + lines)
+    assert len(beside) == 4 + 1
+    assert len(lines) == 4 * (1 + 3) + 3
+    assert [line[:2] for line in lines[:4]] == ["ph", "  ", "  ", "  "]
+    image, verdict = lines[:2]
+    assert f"{image}{verdict}" == beside[0]
+
+
 def test_files_become_what_the_model_takes(trained, digits, photos, model) -> None:
     """Colour, an orientation of EXIF, transparency and another size."""
     plain = grey(digits.test.images()[0])

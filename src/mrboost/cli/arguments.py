@@ -201,6 +201,7 @@ def _join(p: _Parser) -> None:
     _add(p, "--out DIR", "run folder of the ensemble", Path, required=True)
     _add(p, "--newest", "the network of each run's last round alone")
     _imports(p)
+    _quiet(p)
 
 
 def _soup(p: _Parser) -> None:
@@ -331,7 +332,7 @@ def _device(to: Any) -> None:
 
 
 def _quiet(to: Any) -> None:
-    _add(to, "--quiet", "no progress on standard error")
+    _add(to, "--quiet", "what was found alone: no progress, and not what to type next")
 
 
 def _folder_options(to: Any) -> None:

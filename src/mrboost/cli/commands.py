@@ -126,7 +126,7 @@ def _train(options: Namespace) -> None:
         place = f"  round {row['round']}  {name}: epoch {epoch['epoch']:>3}"
         lines.append(f"{place}  {run.config['select_on']} {found}")
     same = _same(run, options)
-    lines += [_proposal(f"{command} {same}") for command in ("evaluate", "report")]
+    lines += _proposals(options, f"evaluate {same}", f"report {same}")
     summary = {"run": str(out), "recipe": run.config["recipe"]["name"], "rounds": rounds}
     _show(options, summary, "\n".join(lines))
 
@@ -210,21 +210,20 @@ def _evaluate(options: Namespace) -> None:
 def _next_steps(run: Run, options: Namespace) -> list[str]:
     """Where the figures are, and what to do next: AutoAttack where it is still to come."""
     given = isinstance(run, GivenModel)
-    if options.quiet and not given:
-        return []
-    same, steps = _same(run, options), [f"kept in {run.folder}"] if given else []
-    if given and isinstance(run.classifier(), models.BlackBox):  # which AutoAttack refuses
-        return [*steps, _proposal(f"report {same}")]
+    same, commands = _same(run, options), []
     own_ball = given or (options.eps == [None] and options.norm is None)
-    if own_ball and not any(map(has_autoattack, run.results.get("evaluations", ()))):
-        steps.append(_proposal(f"evaluate {same} --attack autoattack"))
-    return [*steps, _proposal(f"report {same}")]
+    # A model that only answers is none for AutoAttack
+    may = own_ball and not (given and isinstance(run.classifier(), models.BlackBox))
+    if may and not any(map(has_autoattack, run.results.get("evaluations", ()))):
+        commands.append(f"evaluate {same} --attack autoattack")
+    kept = [f"kept in {run.folder}"] if given else []
+    return [*kept, *_proposals(options, *commands, f"report {same}")]
 
 
-def _proposal(command: str) -> str:
-    """A command to type next; on several lines where it is longer than one."""
-    line = f"next: mrboost {command}"
-    return line if len(line) <= COLUMNS else line.replace(" --", " \\\n  --")
+def _proposals(options: Namespace, *commands: str) -> list[str]:
+    """Commands to type next, which --quiet leaves out; on several lines where one is longer."""
+    lines = [] if options.quiet else [f"next: mrboost {command}" for command in commands]
+    return [line if len(line) <= COLUMNS else line.replace(" --", " \\\n  --") for line in lines]
 
 
 def _how(options: Namespace, place: Path | None) -> EvaluationOptions:
@@ -388,15 +387,15 @@ def _classifiers(options: Namespace, run: Run) -> Classifiers:
 
 def _join(options: Namespace) -> None:
     members = len(join(options.targets, options.out, newest=options.newest))
-    following = f"next: mrboost evaluate {shlex.quote(str(options.out))} --staged"
-    text = f"joined {members} networks: {options.out}\n{following}"
+    following = _proposals(options, f"evaluate {shlex.quote(str(options.out))} --staged")
+    text = "\n".join([f"joined {members} networks: {options.out}", *following])
     _show(options, {"run": str(options.out), "members": members}, text)
 
 
 def _soup(options: Namespace) -> None:
     found = soup(options.target, options.out, which=options.weights, **_where(options))
-    following = f"next: mrboost evaluate {shlex.quote(str(options.out))}"
-    _show(options, found.to_dict(), f"{found}\n{following}")
+    following = _proposals(options, f"evaluate {shlex.quote(str(options.out))}")
+    _show(options, found.to_dict(), "\n".join([str(found), *following]))
 
 
 def _reweight(options: Namespace) -> None:

@@ -9,13 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mrboost.errors import InputError, printable
+from mrboost.errors import InputError, LostProcessError, printable
 
 from .arguments import parse
+from .signals import saying_stops
 
-_AFTER_CTRL_C = {
-    "train": "; --resume goes on after the last whole epoch",
-    "evaluate": "; --resume goes on where it was saved last",
+_SAME = "; what is finished is kept: the same command with --resume goes on"
+_AFTER_A_STOP = {
+    "train": f"{_SAME} after the last whole epoch",
+    "evaluate": f"{_SAME} where it was saved last",
     "study": "; the study again goes on after the last whole epoch",
 }
 
@@ -25,17 +27,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for terminals that know ASCII alone
+    arguments = sys.argv[1:] if arguments is None else arguments
+    advice = _AFTER_A_STOP.get(arguments[0], "") if arguments else ""
+    with saying_stops(advice):
+        return _exit_status(arguments, advice)
+
+
+def _exit_status(arguments: Sequence[str], go_on: str) -> int:
+    """Run a command; ``go_on`` says how to go on with it after a stop."""
     advice = ""
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse(arguments)
         from .commands import run  # loads torch, which --help does not need
 
-        advice = _AFTER_CTRL_C.get(options.command, "")
+        advice = go_on
         run(options)
     except BrokenPipeError:  # the reader, head say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except InputError as error:
-        _report(str(error))
+        _report(str(error), alone=isinstance(error, LostProcessError))
         return 2
     except OSError as error:
         _report(f"{error}{_remedy(error)}{advice}")
@@ -53,12 +63,13 @@ def _remedy(error: OSError) -> str:
     return ": check the path and its permissions"
 
 
-def _report(message: str) -> None:
-    """The one line of a mistake, once if several of torchrun's processes make it."""
+def _report(message: str, *, alone: bool = False) -> None:
+    """The one line of a mistake, once if several of torchrun's processes make it; ``alone`` if
+    none of them has reported anything."""
     line = f"mrboost: error: {printable(' '.join(message.split()))}"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from mrboost.devices import say_once
 
-        say_once(line)
+        say_once(line, alone=alone)
     else:
         print(line, file=sys.stderr)

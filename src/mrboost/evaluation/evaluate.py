@@ -57,7 +57,8 @@ def _check_place(name: str, path: Path | None) -> None:
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How an evaluation is done; the fields are those of ``evaluate``."""
+    """How an evaluation is done; the fields are those of ``evaluate``, and ``name``, which lines of
+    progress begin with."""
 
     batch_size: int | None = None
     progress: bool = False
@@ -66,6 +67,7 @@ class EvaluationOptions:
     resume: bool = False
     examples: Path | None = None
     time_budget: TimeBudget | None = None
+    name: str = "evaluate"
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -182,7 +184,7 @@ def measure(
     with (
         torch.inference_mode(False),
         keep_random_state(device),
-        Meter(options.progress) as meter,
+        Meter(options.progress, options.name) as meter,
         ExitStack() as open_files,
     ):
         asked = _PROBED if ball[0] is None else ball[0]

@@ -121,6 +121,7 @@ def _model(found: Evaluated) -> dict[str, Any]:
         "which": subject.request.which,
         "parameters": sum(one.numel() for one in parameters) or None,
         "weights": weights_of(model),
+        "surrogate": config.get("given", {}).get("surrogate"),
         "training_seed": config.get("seed"),
     }
 
@@ -197,6 +198,9 @@ class Card(Run):
         """Refuses what is no card, and one whose figures are not those of its images."""
         path = Path(path)
         files.require_regular(path)
+        if path.suffix == ".md":
+            there = "beside it" if (beside := path.with_suffix(".json")).exists() else "not there"
+            raise InputError(f"{path} is the page of a card: give {beside}, which is {there}")
         if not path.exists():
             raise InputError(f"there is no card {str(path)!r}: give the .json that --card wrote")
         if path.stat().st_size > LARGEST:

@@ -20,7 +20,7 @@ from mrboost.attacks import Attack
 from mrboost.attacks.adaptive import adaptive, on_surrogate
 from mrboost.data import Dataset, Split, drawn
 from mrboost.data.folder import FOLDER, Pictures
-from mrboost.devices import lost_processes, make_fabric
+from mrboost.devices import GO_ON, lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
@@ -291,7 +291,7 @@ def evaluate_radii(
             subject.model, part, None, attacks, own, ball=(eps, norm), smaller=smaller
         )
         smaller = measured if eps > 0 else None
-        with lost_processes(fabric, "start the same command again with --resume"):
+        with lost_processes(GO_ON):
             measured = measured.of_all(fabric, len(test))
         found = measured.evaluation()
         if fabric.global_rank == 0 and found.outcomes:
@@ -320,6 +320,8 @@ def _own_options(options: EvaluationOptions, subject: Subject, number: int) -> E
     first process shows progress and looks for doubts."""
     rank, world = subject.fabric.global_rank, subject.fabric.world_size
     progress, check = options.progress and rank == 0, options.check and rank == 0
+    if world > 1:
+        options = replace(options, name=f"evaluate (process {rank} of {world}, its images)")
     if options.keep is None or not os.access(subject.run.folder, os.W_OK):
         return replace(options, keep=None, resume=False, progress=progress, check=check)
     part = f"{number}/{subject.request.which}-{subject.members}"

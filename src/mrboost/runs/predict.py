@@ -28,7 +28,7 @@ from mrboost.evaluation import resolve_attacks
 from mrboost.evaluation.batches import attacked_batches
 from mrboost.evaluation.inputs import fitted
 from mrboost.evaluation.result import format_eps
-from mrboost.progress import Meter
+from mrboost.progress import COLUMNS, Meter
 
 from .evaluate_run import ball_asked, load_model
 from .export import class_names, refuse_draws
@@ -85,16 +85,13 @@ class Predictions:
 
     def __str__(self) -> str:
         widths = [max((len(getattr(one, key)) for one in self.found), default=0) for key in _TEXTS]
-        lines = [
-            "  ".join(
-                [
-                    *(getattr(one, key).ljust(n) for key, n in zip(_TEXTS, widths, strict=True)),
-                    f"{one.confidence:>6.1%}",
-                    *(self._verdict(one, attack) for attack in one.attacked),
-                ]
-            )
-            for one in self.found
-        ]
+        rows = []
+        for one in self.found:
+            texts = [getattr(one, key).ljust(n) for key, n in zip(_TEXTS, widths, strict=True)]
+            answer = "  ".join([*texts, f"{one.confidence:>6.1%}"])
+            rows.append([answer, *(self._verdict(one, attack) for attack in one.attacked)])
+        beside = all(len("  ".join(row)) <= COLUMNS for row in rows)
+        lines = [("  " if beside else "\n  ").join(row) for row in rows]
         if len(self.found) > 1:
             for attack in self.found[0].attacked:
                 stand = sum(one.withstands(attack) for one in self.found)

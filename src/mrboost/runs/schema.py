@@ -221,6 +221,7 @@ _CARD: Schema = {
     **_each(_line, "model.recipe model.architecture data.name data.fingerprint"),
     **_each(_line, "data.images made.date made.versions.mrboost made.versions.torch"),
     "model.weights": _or_none(_line),
+    "model.surrogate?": _or_none(_line),
     "model.which": _one_of("best", "last", "given"),
     "model.members": _ROUND,
     **_each(_IMAGES, "data.test_images evaluation.n"),

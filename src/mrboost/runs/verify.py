@@ -136,6 +136,12 @@ def _identity(card: Card, subject: Subject) -> Iterator[Check]:
         if said != here:
             detail = f"the card was made with {said[:40]}, here it is {here}"
             yield Check(name, False, detail, counts=False)
+    said = card.config["model"].get("surrogate")
+    here = subject.run.config.get("given", {}).get("surrogate")
+    if said != here:
+        said, here = (name or "none" for name in (said, here))
+        detail = f"the card has {said[:40]}, here it is {here[:40]}: --surrogate names it"
+        yield Check("surrogate", False, detail, counts=False)
 
 
 def _figures(

@@ -14,7 +14,7 @@ from torch import nn
 from mrboost import data as datasets
 from mrboost import models
 from mrboost.data import Dataset, Source, Split, validation_split
-from mrboost.devices import end_processes, lost_processes, make_fabric, move_model
+from mrboost.devices import GO_ON, end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import evaluate
@@ -33,7 +33,7 @@ from .observers import Observer, Tell, teller
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_LOST = "the run is kept up to its last whole epoch; start the same command again with --resume"
+_LOST = f"the run is kept up to its last whole epoch; {GO_ON}"
 
 
 def boost(
@@ -83,7 +83,7 @@ def boost(
         origin = first_round.describe(first, description, rounds=config.rounds, out=out)
         first_round.start(_new_learner(config, dataset, 1), config.model, origin, first_process)
         description["first"] = origin
-    with _run_folder(out, description, resume, fabric) as run, lost_processes(fabric, _LOST):
+    with _run_folder(out, description, resume, fabric) as run, lost_processes(_LOST):
         origin = (description if run is None else run.config).get("first", {})
         if run is not None:
             first_round.adopt(run, origin)
