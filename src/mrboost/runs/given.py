@@ -56,14 +56,12 @@ def given_model(
         raise InputError(f"the eps of {dataset.name} is for Linf: give --eps for norm {norm!r}")
     eps = eps or usual.eps
     ball(norm, eps)
-    given: dict[str, Any] = {
-        "weights": None if weights is None else str(Path(weights).absolute()),
-        "normalize": None,
-    }
+    given: dict[str, Any] = {"weights": None, "normalize": None}
+    given |= {} if surrogate is None else {"surrogate": surrogate}
+    if weights is not None:
+        given["weights"] = str(Path(weights).absolute())
     if normalize is not None:
         given["normalize"] = list(normalization(normalize, dataset.shape[0]))
-    if surrogate is not None:
-        given["surrogate"] = surrogate
     description = {
         "format": FORMAT,
         "recipe": {"name": name, "summary": "trained elsewhere"},
