@@ -174,7 +174,7 @@ def test_learned_weights_replace_the_equal_ones(
     begun = []
     with monkeypatch.context() as patched:
         patched.setattr(
-            "mrboost.runs.evaluate_run.learn_weights",
+            "mrboost.runs.reweight.learn_weights",
             lambda one, *_, **__: begun.append(one.weights.tolist()) or model,
         )
         model = mrboost.load(boosted)
@@ -382,10 +382,10 @@ def test_doubts_survive_later_commands(
 def test_an_evaluation_that_cannot_be_kept_is_still_shown(
     run: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: object, results: object) -> None:
+    def full(self: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mrboost.runs.Run, "save_results", full)
+    monkeypatch.setattr(mrboost.runs.Run, "changing_results", full)
     assert main(["evaluate", str(run), "--attack", "fgsm", "--n", "20", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert "fgsm" in out
@@ -415,9 +415,9 @@ def test_a_report_of_a_run_that_one_may_only_read(
     assert [point[1] for point in curve["points"]] == [point.accuracy for point in wanted]
     assert curve["attack"] == "pgd-3"
 
-    def read_only(self: object, change: object) -> None:
+    def read_only(self: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(mrboost.runs.Run, "save_results", read_only)
+    monkeypatch.setattr(mrboost.runs.Run, "changing_results", read_only)
     done(*command, "fgsm")
     assert "best weights, fgsm." in page.read_text()

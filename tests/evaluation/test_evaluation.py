@@ -180,26 +180,23 @@ def test_curve_of_many_chunks(model, digits, monkeypatch) -> None:
         robustness_curve(breaks, x, y, [0.1], attack="fgsm")
 
 
-def test_a_curve_of_evaluations_does_not_rise() -> None:
-    def at(eps: float, *correct: float) -> dict:
-        return {
-            "eps": eps,
-            "outcomes": [
-                {"attack": "clean", "correct": [1, 1, 1, 1]},
-                {"attack": "fgsm", "correct": list(correct)},
-            ],
-        }
+def test_a_curve_has_the_figures_of_its_evaluations() -> None:
+    def at(eps: float, *correct: float, attacks: tuple[str, ...] = ("fgsm", "cw")) -> dict:
+        every = {"clean": [1, 1, 1, 1], **dict.fromkeys(attacks, correct)}
+        outcomes = [
+            {"attack": name, "accuracy": sum(c) / 4, "interval": [0, 1], "correct": list(c)}
+            for name, c in every.items()
+        ]
+        return {"eps": eps, "norm": "Linf", "outcomes": outcomes}
 
-    rows = curve([at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 1, 1), at(0.3, 0, 1, 1, 1)])
-    assert [row["attacks"]["fgsm"]["accuracy"] for row in rows] == [0.75, 0.5, 0.5]
-    assert [line.split()[-4] for line in curve_table(rows).splitlines()[1:]] == [
-        "75.00",
-        "50.00",
-        "50.00",
-    ]
-    unfinished = at(0.4, 0, 0, 0, 0)
-    del unfinished["outcomes"][1]
-    assert curve_table(curve([at(0.1, 1, 1, 0, 1), unfinished])).splitlines()[2].split()[-1] == "–"
+    evaluations = [at(0.1, 1, 1, 0, 1), at(0.2, 0, 1, 0, 1)]
+    evaluations[0]["outcomes"][2] |= {"accuracy": 0.75, "correct": [0, 1, 1, 1]}
+    rows = curve(evaluations)
+    assert [row["attacks"]["fgsm"]["accuracy"] for row in rows] == [0.75, 0.5]
+    assert [row["attacks"]["worst case"]["accuracy"] for row in rows] == [0.5, 0.5]
+    assert rows[1]["attacks"]["cw"] == {"accuracy": 0.5, "interval": [0, 1]}
+    unfinished = at(0.4, 0, 0, 0, 0, attacks=("fgsm",)) | {"failed": ["cw"]}
+    assert curve_table(curve([*evaluations, unfinished])).splitlines()[-1].split() == ["0.4", "–"]
 
 
 def test_memory_running_out_halves_the_batch(batch) -> None:

@@ -46,16 +46,16 @@ def test_two_writers_of_a_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.M
 
 def test_results_are_changed_by_one_at_a_time(trained: Path, tmp_path: Path) -> None:
     run = Run.open(shutil.copytree(trained, tmp_path / "run"))
-    other = threading.Thread(
-        target=run.save_results, args=(lambda results: results | {"second": 2},)
-    )
 
-    def change(results: dict) -> dict:
+    def second() -> None:
+        with run.changing_results() as results:
+            results["second"] = 2
+
+    other = threading.Thread(target=second)
+    with run.changing_results() as results:
         other.start()
         other.join(0.5)  # it has to wait for this one
-        return results | {"first": 1}
-
-    run.save_results(change)
+        results["first"] = 1
     other.join()
     assert {"first", "second", *json.loads((trained / "results.json").read_text())} == set(
         run.results

@@ -74,7 +74,7 @@ def test_a_card_says_what_was_measured(evaluated: Evaluated, card: Path) -> None
     read = Card.read(card)
     kept = results_of(run.folder)["evaluations"][-1]
     assert read.points.tolist() == kept["points"]
-    (shown,) = read.results["evaluations"]
+    (shown,) = read.evaluations()
     for one, outcome in zip(shown["outcomes"], found.outcomes, strict=True):
         assert one["correct"] == list(outcome.correct)
         assert (one["attack"], one["accuracy"]) == (outcome.attack, outcome.accuracy)

@@ -34,8 +34,8 @@ def evaluation(members: int = 1, n: int = 10, **attacks: str) -> dict[str, Any]:
 
 def run(name: str, *evaluations: dict[str, Any]) -> Any:
     config = {"recipe": {"name": name}}
-    results = {"evaluations": list(evaluations)}
-    return SimpleNamespace(config=config, results=results, folder=Path(name), is_of=lambda _: True)
+    found = list(evaluations)
+    return SimpleNamespace(config=config, evaluations=lambda: found, folder=Path(name))
 
 
 AT = run(
@@ -91,8 +91,8 @@ def test_worst_cases_over_other_attacks_are_not_compared() -> None:
     table = SideBySide.of([AT, weak])
     (line,) = table.differences()
     assert line[5] == "–"
-    assert [table.is_best(i, "worst case") for i in (0, 2)] == [False, False]
-    assert table.is_best(2, "fgsm")
+    assert [table.is_best(table.rows[i], "worst case") for i in (0, 2)] == [False, False]
+    assert table.is_best(table.rows[2], "fgsm")
 
 
 def test_runs_on_other_images_are_not_compared() -> None:
@@ -102,7 +102,7 @@ def test_runs_on_other_images_are_not_compared() -> None:
     )
     table = SideBySide.of([run("one", one), run("other", other)])
     assert table.differences() == []
-    assert not table.is_best(0, "fgsm")
+    assert not table.is_best(table.rows[0], "fgsm")
     assert SideBySide.of([run("one", one), run("same", one)]).differences()
 
 

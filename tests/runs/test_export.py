@@ -16,7 +16,7 @@ import mrboost
 from commands import done, error_of, json_of, snapshot
 from mrboost.files import read_tensors, write_tensors
 from mrboost.runs import Run, export
-from mrboost.runs.model_card import model_card
+from mrboost.runs.export import model_card
 
 KINDS = (".onnx", ".pt2")
 

@@ -17,7 +17,7 @@ import mrboost
 from commands import SMOKE, cells, error_of, outcome, results_of, study
 from mrboost import studies
 from mrboost.files import read_tensors
-from mrboost.studies import tables
+from mrboost.studies import page as pages
 from mrboost.studies.run import find_first_round
 
 AT = "runs/digits-cnn-digits-at-1x1-seed0"
@@ -157,7 +157,7 @@ def test_more_rounds_than_the_papers_stand_in_order(tmp_path: Path) -> None:
     request = studies.Request(boosting, smoke_scale, tmp_path, options={"rounds": 10})
     measured = {f"cifar10/best/{count}/clean": [50.0] for count in range(10, 0, -1)}
     values = {row.label: measured for row in boosting.rows}
-    head = tables.main_table(request, [], values).head
+    head = pages.main_table(request, [], values).head
     clean = [cell for cell in head if cell.endswith("clean")]
     assert clean == [f"members {count}, clean" for count in range(1, 11)]
 

@@ -23,8 +23,8 @@ from mrboost.errors import InputError
 from mrboost.options import BY_NAME, TrainingOptions
 from mrboost.recipes.config import describe, resolve
 from mrboost.runs import Run
+from mrboost.studies import page as pages
 from mrboost.studies import run as running
-from mrboost.studies import tables
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_pairs_of_rows_pool_the_seeds_and_leave_out_what_one_lacks() -> None:
         trained("Wider model", 1, best_1="11110"),
         trained("Deeper model", 1, best_1="1111"),  # other images: not to be compared
     ]
-    table = tables.paired_table(studies.get("boosting").claims, done)  # type: ignore[arg-type]
+    table = pages.paired_table(studies.get("boosting").claims, done)  # type: ignore[arg-type]
     assert table.head == ["", "pgd-20"]
     # Mean over two seeds, image by image: 1, 1, 1, ½, ½ against 1, ½, ½, ½, 0. Three are
     # higher: p is 2 / 2³.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mrboost.tabular import MRBoostClassifier, choosing
+from mrboost.tabular import MRBoostClassifier, fitting
 
 QUICK = {"n_rounds": 8, "max_thresholds": 12, "random_state": 0}
 
@@ -37,8 +37,8 @@ def test_of_equally_good_ones_stumps():
 @pytest.mark.parametrize("most_folded", [3000, 100])
 def test_scores_are_of_rows_held_out(most_folded, monkeypatch):
     """Random labels can be learned by heart, and told on no other row; of a large table, too."""
-    monkeypatch.setattr(choosing, "MAX_FOLDED", most_folded)
-    monkeypatch.setattr(choosing, "MAX_HELD", 60)
+    monkeypatch.setattr(fitting, "MAX_FOLDED", most_folded)
+    monkeypatch.setattr(fitting, "MAX_HELD", 60)
     random = np.random.default_rng(0)
     X, y = random.normal(size=(180, 3)), random.integers(0, 2, 180)
     fitted = MRBoostClassifier(0.0, alpha=1e-4, random_state=0, n_rounds=40).fit(X, y)

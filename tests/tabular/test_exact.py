@@ -15,9 +15,8 @@ from scipy.special import logsumexp
 from mrboost.tabular import MRBoostClassifier, RobustnessWarning, attainable_accuracy
 from mrboost.tabular.cells import Cells, RangeSums, range_minima, useful_thresholds
 from mrboost.tabular.certificate import certify
-from mrboost.tabular.cover import StumpCover
+from mrboost.tabular.cover import StumpCover, Table
 from mrboost.tabular.hedge import Game, best_response, capped, play, soft_minimum
-from mrboost.tabular.table import Table
 
 # Tiny tables are hard ones
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")

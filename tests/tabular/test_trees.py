@@ -11,11 +11,10 @@ from sklearn.datasets import load_digits
 
 from mrboost.tabular import MRBoostClassifier
 from mrboost.tabular.cells import Cells
-from mrboost.tabular.cover import TreeCover
+from mrboost.tabular.cover import Table, TreeCover
 from mrboost.tabular.fitting import default_rounds
 from mrboost.tabular.growing import grow_forest
 from mrboost.tabular.search import Leaves, find_nonpositive
-from mrboost.tabular.table import Table
 from veritas_check import least_score
 
 pytestmark = pytest.mark.filterwarnings("ignore::mrboost.tabular.RobustnessWarning")

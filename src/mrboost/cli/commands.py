@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 from argparse import Namespace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 from mrboost import data as datasets
 from mrboost import models, recipes
 from mrboost.data import Dataset
+from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import end_processes, is_first_process
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
@@ -34,20 +36,20 @@ from mrboost.runs.evaluate_run import (
     clear,
     evaluate_radii,
     place_of,
-    reweight_run,
 )
 from mrboost.runs.export import export
 from mrboost.runs.folder import GivenModel, open_classifier
 from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.runs.predict import predict
+from mrboost.runs.reweight import reweight_run
 from mrboost.runs.verify import verify
 from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
 from mrboost.training.soup import soup
 
 from .arguments import DEFAULT_ATTACKS
-from .listings import show_data, show_recipes, source_of
+from .listings import show_data, show_recipes
 
 Classifiers = list[tuple[str, int]]
 """Which weights, and how many members."""
@@ -57,7 +59,7 @@ def run(options: Namespace) -> None:
     """Run the command that ``arguments.parse`` read."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it reports its processes
     for module in getattr(options, "imports", ()):
-        _import(module)
+        (models.add if ":" in module else import_module)(module)
     _import_model(options, getattr(options, "model", None) or "")
     try:
         COMMANDS[options.command](options)
@@ -80,6 +82,15 @@ def _training_options(options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _source(options: Namespace, name: str) -> str:
+    """The name of the data with what the command says of a folder's images."""
+    given = {key: getattr(options, key) for key in ("size", "test_share", "background")}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given and not name.startswith(FOLDER):
+        raise InputError(f"{min(given)} is for images of a folder:PATH, not {name}: leave it out")
+    return str(replace(Pictures.named(name), **given)) if given else name
+
+
 def _show(options: Namespace, document: object, text: str) -> None:
     """Print what a command found: with ``--json`` as one document."""
     if options.json or text:
@@ -92,7 +103,7 @@ def _train(options: Namespace) -> None:
     if options.recipe is None:
         given, kept = _take_from_run(options, given)
     recipe = recipes.get(options.recipe)
-    source = source_of(options, options.data or "digits")
+    source = _source(options, options.data or "digits")
     default = f"{slug(source)}-{recipe.name}-seed{given.get('seed', 0)}"
     out = options.out or Path("runs") / default
     how = {"out": out, "resume": options.resume, "first": options.first, **_where(options)}
@@ -239,11 +250,8 @@ def _write_card(found: Evaluated, options: Namespace) -> list[str]:
 
 def _verify(options: Namespace) -> None:
     """Measure some images of a card again; an error where it does not hold."""
-    of_card = "attack norm adaptive rounds staged card examples resume time_budget"
-    given = [name for name in of_card.split() if getattr(options, name)]
-    if given or options.eps != [None]:
-        name = (given or ["eps"])[0].replace("_", "-")
-        raise InputError(f"--{name} comes from the card with --verify: leave it out")
+    of_card = "attack norm adaptive rounds staged card examples resume time_budget eps"
+    _refuse(options, of_card, "comes from the card with --verify: leave it out")
     card = Card.read(options.verify_card)
     ball = card.config["evaluation"]
     options.eps, options.norm = [ball["eps"]], ball["norm"]
@@ -254,6 +262,13 @@ def _verify(options: Namespace) -> None:
     _show(options, {"card": str(options.verify_card)} | found.to_dict(), str(found))
     if problems := found.problems:
         raise InputError(f"{options.verify_card} does not hold: {'; '.join(problems)}")
+
+
+def _refuse(options: Namespace, names: str, why: str) -> None:
+    """Refuse the first of these options that was given."""
+    for name in names.split():
+        if getattr(options, name) not in (None, False, [None]):
+            raise InputError(f"--{name.replace('_', '-')} {why}")
 
 
 def _compare(options: Namespace) -> None:
@@ -269,12 +284,9 @@ def _target(options: Namespace) -> tuple[Run, Dataset | None]:
         model = _of_one_network(options)  # which may name any folder: nothing is fetched into it
         return _given(options, model, download=options.data_dir == asked)
     is_run = (Path(name) / "config.json").exists() or not (":" in name or name in models.names())
-    of_models = {"--data": options.data, "--out": options.out, "--normalize": options.normalize}
-    of_models["--surrogate"] = options.surrogate
     if is_run:
-        for option, value in of_models.items():
-            if value is not None:
-                raise InputError(f"{option} is for a model, and {name!r} is a run: leave it out")
+        why = f"is for a model, and {name!r} is a run: leave it out"
+        _refuse(options, "data out normalize surrogate", why)
         return Run.open(name), None
     if options.data is None:
         raise InputError(f"give --data NAME or folder:PATH: the images to evaluate {name} on")
@@ -287,10 +299,8 @@ def _of_one_network(options: Namespace) -> str:
     """The model that the file of one network of a run names; what it was trained on and for is
     evaluated unless the options say otherwise."""
     config = open_classifier(options.target).config
-    for option, value in (("--weights", options.weights), ("--normalize", options.normalize)):
-        if value is not None:
-            problem = f"{option} is for a model, and {options.target!r} has its own"
-            raise InputError(f"{problem}: leave it out")
+    why = f"is for a model, and {options.target!r} has its own: leave it out"
+    _refuse(options, "weights normalize", why)
     options.weights = options.target
     options.data_dir = options.data_dir or config.get("data_dir")
     options.data = options.data or config["data"]
@@ -368,10 +378,8 @@ def _classifiers(options: Namespace, run: Run) -> Classifiers:
     if options.staged:
         stages = list(range(1, last + 1))
     if len(kinds) * len(stages) * len(options.eps) > 1:
-        for name in ("examples", "card", "time_budget"):
-            if getattr(options, name):
-                problem = f"--{name.replace('_', '-')} is for one classifier in one ball"
-                raise InputError(f"{problem}: give one of --weights and --eps")
+        why = "is for one classifier in one ball: give one of --weights and --eps"
+        _refuse(options, "examples card time_budget", why)
     if 0 < members < planned and is_first_process():
         note(f"note: {members} of {planned} rounds are finished, mrboost train --resume goes on")
     return list(product(kinds, stages))
@@ -476,20 +484,16 @@ def _study(options: Namespace) -> None:
     _show(options, found, text)
 
 
+def _data(options: Namespace) -> None:
+    options.name = options.name and _source(options, options.name)
+    show_data(options)
+
+
 def _import_model(options: Namespace, name: str) -> None:
     """Import a model that is named as ``file.py:function``, here and in commands to come."""
     if ":" in name and not is_alias(name):
         models.add(name)
         options.imports = [*options.imports, name]
-
-
-def _import(module: str) -> None:
-    """Import a module of the user's by its name or path; of ``file.py:function`` the function is
-    a model then."""
-    if ":" in module:
-        models.add(module)
-    else:
-        import_module(module)
 
 
 COMMANDS = {
@@ -504,5 +508,5 @@ COMMANDS = {
     "export": _export,
     "study": _study,
     "recipes": show_recipes,
-    "data": show_data,
+    "data": _data,
 }

@@ -6,11 +6,10 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from mrboost import data, recipes
-from mrboost.data.folder import FOLDER, Pictures
+from mrboost.data.folder import FOLDER
 from mrboost.errors import InputError
 from mrboost.evaluation.result import format_eps
 from mrboost.progress import folded
@@ -63,21 +62,12 @@ def _described(recipe: Recipe) -> dict[str, str]:
     return parts | {"model": parts["model"].replace("{}", "DATA")}
 
 
-def source_of(options: argparse.Namespace, name: str) -> str:
-    """The name of the data with what the command says of a folder's images."""
-    given = {key: getattr(options, key) for key in ("size", "test_share", "background")}
-    given = {key: value for key, value in given.items() if value is not None}
-    if given and not name.startswith(FOLDER):
-        raise InputError(f"{min(given)} is for images of a folder:PATH, not {name}: leave it out")
-    return str(replace(Pictures.named(name), **given)) if given else name
-
-
 def show_data(options: argparse.Namespace) -> None:
     if options.download:
         if options.name is None:
             raise InputError("give the NAME of the dataset to --download (list: mrboost data)")
         data.load(options.name, options.data_dir, verify=options.verify)
-    names = [source_of(options, options.name)] if options.name else data.names()
+    names = [options.name] if options.name else data.names()
     described = [data.describe(name, options.data_dir, verify=options.verify) for name in names]
     facts = described[0]
     if options.name and options.name.startswith(FOLDER) and facts["found"] is None:

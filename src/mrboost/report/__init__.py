@@ -1,7 +1,5 @@
-"""One HTML page about one or several runs: ``report`` composes it, ``words`` has what it says."""
+"""One HTML page about one or several runs."""
 
 from .report import write_report
 
-__all__ = [
-    "write_report",
-]
+__all__ = ["write_report"]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page on one or several runs: ``report.html``, filled.
+"""One self-contained HTML page on one or several runs: the template ``report.html``, filled.
 
 The page embeds its plots and images; it loads nothing. What it measures itself (the curve over eps)
 is kept in the run's results.json, so that a second page is quick.
@@ -7,8 +7,10 @@ is kept in the run's results.json, so that a second page is quick.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,16 @@ from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation.curve import probability_margins, robustness_curve
-from mrboost.evaluation.page import write_page
-from mrboost.evaluation.result import Evaluation, format_eps
+from mrboost.evaluation.page import MOST_CLASSES, NOTHING_SEEN, headline, write_page
+from mrboost.evaluation.result import Evaluation, format_eps, worst_of
 from mrboost.files import digest, write_texts
 from mrboost.plots import figures as plots
 from mrboost.plots.html import render
 from mrboost.recipes.config import saved_options
 from mrboost.runs import Run
-from mrboost.runs.compare import run_labels
+from mrboost.runs.compare import Entry, SideBySide, in_common, run_labels
 from mrboost.runs.evaluate_run import draw, load_data, load_model
-
-from .words import epochs_of, evaluations_of, plots_in_words, value_in_words
+from mrboost.runs.join import trainings
 
 CURVE_ATTACK = "pgd-20"
 CURVE_RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the training eps
@@ -45,6 +46,8 @@ SETTINGS = (
     *("joined", "eps", "steps", "schedule", "ema", "clip", "awp", "smoothing", "cutmix"),
     *("padding", "flip"),
 )
+Curves = Mapping[str, Mapping[str, Any]]
+"""Of each run, as ``_curve`` has it."""
 
 
 def write_report(
@@ -79,8 +82,10 @@ def write_report(
         model = load_model(run, "best", device)
         curves[label] = _curve(run, model, test, attack, progress)
         galleries.append({"label": label, **_gallery(run, model, dataset)})
-    figures = _figures(runs, curves)
     every = list(runs.values())
+    metrics = {label: _epochs(run) for label, run in runs.items() if run.metrics()}
+    rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
+    figures = _figures(every, curves, metrics, rounds)
     page = render(
         Path(__file__).with_name("report.html"),
         labels=list(runs),
@@ -90,8 +95,8 @@ def write_report(
         images=len(test),
         attack=attack,
         figures=figures,
-        alts=plots_in_words(runs, curves, attack),
-        **evaluations_of(runs),
+        alts=_in_words(curves, metrics, rounds, attack),
+        **_evaluations(runs),
         galleries=galleries,
         shown=GALLERY_IMAGES // 2,
         settings=_settings(every),
@@ -122,7 +127,7 @@ def _curve(
     of = {"of": run.fingerprint(), "images": digest(test.x, test.y)}
     asked = {"attack": attack, "norm": norm, "n": len(test), **of}
     kept: dict[str, Any] = run.results.get("curve", {})
-    if all(kept.get(key) == value for key, value in asked.items()) and len(kept["points"][0]) == 3:
+    if all(kept.get(key) == value for key, value in asked.items()):
         return kept
     most = 1.0 if norm == "Linf" else math.inf
     radii = {min(share * eps, most) for share in CURVE_RADII}
@@ -130,25 +135,35 @@ def _curve(
     points = robustness_curve(model, x, y, radii, attack=attack, norm=norm, progress=progress)
     margins = probability_margins(model, x, y, named(attack, eps, norm))
     curve = {**asked, "points": points, "margins": [round(value, 4) for value in margins]}
-    with suppress(OSError):  # a run that one may only read is measured anew each time
-        run.save_results(lambda results: results | {"curve": curve})
+    # A run that one may only read is measured anew each time
+    with suppress(OSError), run.changing_results() as results:
+        results["curve"] = curve
     return curve
 
 
-def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _epochs(run: Run) -> list[plots.Rows]:
+    """The epochs of each training behind a run: one, but for networks that were joined."""
+    ends = [*accumulate(trainings(run), initial=0)]
+    ends[-1] = run.config["rounds"]  # the round under way too
+    return [
+        [row for row in run.metrics() if first < row["round"] <= last]
+        for first, last in pairwise(ends)
+    ]
+
+
+def _figures(
+    runs: Sequence[Run], curves: Curves, metrics: plots.Metrics, rounds: Mapping[str, plots.Rows]
+) -> dict[str, str]:
     """The plots by name, as SVG text."""
-    metrics = {label: epochs_of(run) for label, run in runs.items() if run.metrics()}
-    rounds = {label: run.results.get("rounds", []) for label, run in runs.items()}
-    trained = list(dict.fromkeys(run.config["eps"] for run in runs.values()))
-    selected = {run.config["select_on"] for run in runs.values()}
+    trained = list(dict.fromkeys(run.config["eps"] for run in runs))
+    selected = {run.config["select_on"] for run in runs}
     held_out = "held-out (some of them test)"
     if len(selected) == 1:
         held_out = HELD_OUT[selected.pop()]
-    norm = next(iter(runs.values())).config["norm"]
     points = {label: curve["points"] for label, curve in curves.items()}
     margins = {label: curve["margins"] for label, curve in curves.items()}
     figures = {
-        "robustness": plots.robustness_curves(points, trained, norm),
+        "robustness": plots.robustness_curves(points, trained, runs[0].config["norm"]),
         "margins": plots.margin_curves(margins, trained),
     }
     if metrics:
@@ -159,6 +174,118 @@ def _figures(runs: Mapping[str, Run], curves: Mapping[str, Mapping[str, Any]]) -
     if any(len(rows) > 1 for rows in rounds.values()):
         figures["rounds"] = plots.round_curves(rounds, held_out)
     return figures
+
+
+def _in_words(
+    curves: Curves, metrics: plots.Metrics, rounds: Mapping[str, plots.Rows], attack: str
+) -> dict[str, str]:
+    """What the plots show, in words for those who do not see them."""
+    at_eps, fooled = [], []
+    for label, curve in curves.items():
+        points = [f"{accuracy:.1%} at {format_eps(eps)}" for eps, accuracy, _ in curve["points"]]
+        at_eps.append(f"{label} {', '.join(points)}")
+        share = sum(value <= 0 for value in curve["margins"]) / len(curve["margins"])
+        fooled.append(f"{label} {share:.1%}")
+    ends = [
+        f"{label} {rows[-1]['clean']:.1%} clean and {rows[-1]['robust']:.1%} under PGD-20"
+        for label, trained in metrics.items()
+        for rows in trained
+        if rows
+    ]
+    after = [
+        f"{label} {rows[0]['pgd-20']['accuracy']:.1%} with one and "
+        f"{rows[-1]['pgd-20']['accuracy']:.1%} with {len(rows)} members"
+        for label, rows in rounds.items()
+        if len(rows) > 1
+    ]
+    return {
+        "robustness": f"Curves of accuracy under {attack} against eps: {'; '.join(at_eps)}",
+        "margins": f"Curves of margins under attack; the share below 0: {', '.join(fooled)}",
+        "training": f"Curves of accuracy by epoch, which end at: {'; '.join(ends)}",
+        "loss": "Curves of the training loss by epoch",
+        "minutes": f"The same curves of accuracy by minutes: {'; '.join(ends)}",
+        "rounds": f"Curves of accuracy under PGD-20 by members: {'; '.join(after)}",
+    }
+
+
+def _evaluations(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """What the page says of the evaluations of the runs, by their labels."""
+    every = list(runs.values())
+    evaluated = SideBySide.of(every)
+    by_run = {
+        label: rows
+        for label in runs
+        if (rows := [row for row in evaluated.rows if row.label == label])
+    }
+    facts = [row.facts for row in evaluated.rows]
+    table = in_common(evaluated.head()[: len(facts[0])] if facts else [], facts)
+    few_classes = every[0].config["input"]["classes"] <= MOST_CLASSES
+    return {
+        "headlines": [_headline(runs[label], rows) for label, rows in by_run.items()],
+        "evaluated": evaluated,
+        "table": table,
+        "comparisons": evaluated.comparisons(),
+        "waiting": [run.folder for run in evaluated.without(every)],
+        "doubts": _doubts(evaluated),
+        "nothing_seen": NOTHING_SEEN,
+        "classes": _classes(evaluated, table[1]) if few_classes else [],
+    }
+
+
+def _headline(run: Run, rows: Sequence[Entry]) -> dict[str, Any]:
+    """What was measured of a run as a whole: with most members, the best weights, in its own ball,
+    on most images."""
+    own_ball = run.config["eps"], run.config["norm"]
+
+    def rank(row: Entry) -> tuple[object, ...]:
+        one = row.evaluation
+        return one["members"], one["weights"] != "last", row.ball == own_ball, one["n"]
+
+    row = max(reversed(rows), key=rank)
+    label, members, weights, ball, _ = row.facts
+    about = run.config["recipe"]["summary"]
+    if run.rounds_done() > 1:
+        about += f"; {members} of {run.rounds_done()} members"
+    if weights == "last":
+        about += "; last weights"
+    one = {"failed": (), **row.evaluation, "worst": worst_of(row.evaluation)}
+    command = shlex.join(["mrboost", "evaluate", str(run.folder), "--attack", "autoattack"])
+    return headline(label, one, ball, about=about, command=command)
+
+
+def _doubts(evaluated: SideBySide) -> list[str]:
+    """Each doubt once, though several evaluations of a run may give it."""
+    doubts = [
+        f"{row.label}: {doubt['message']}"
+        for row in evaluated.rows
+        for doubt in row.evaluation.get("doubts", [])
+    ]
+    doubts += [
+        f"{row.label}: no reasons to doubt its figures were looked for (--no-check)"
+        for row in evaluated.rows
+        if not row.evaluation.get("checked", True)
+    ]
+    return list(dict.fromkeys(doubts))
+
+
+def _classes(
+    evaluated: SideBySide, facts: Sequence[Sequence[str]]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Clean outcomes, and those under the attack that fools the classifier most.
+
+    ``facts`` is a table of what tells the evaluations apart.
+    """
+    head, *rows = facts
+    lines = []
+    for row, told in zip(evaluated.rows, rows, strict=True):
+        outcomes = row.outcomes
+        of_classes = [outcome for outcome in outcomes.values() if "per_class" in outcome]
+        hardest = min(of_classes, key=lambda outcome: float(outcome["accuracy"]))
+        which = [f"{name} {fact}" for name, fact in zip(head, told, strict=True)]
+        name = ", ".join([told[0], *which[1:]])
+        for outcome in [outcomes["clean"], hardest] if "clean" in outcomes else [hardest]:
+            lines.append((f"{name}: {outcome['attack']}", outcome))
+    return lines
 
 
 def _gallery(run: Run, model: Ensemble | Mixture, dataset: Dataset) -> dict[str, Any]:
@@ -216,7 +343,20 @@ def _settings(runs: Sequence[Run]) -> list[list[str]]:
         described.append(config)
     found = {key: [config.get(key) for config in described] for key in SETTINGS}
     return [
-        [key, *(value_in_words(key, value) for value in values)]
+        [key, *(_value(key, value) for value in values)]
         for key, values in found.items()
         if key == "seed" or any(values)
     ]
+
+
+def _value(key: str, value: object) -> str:
+    """An option's value, numbers with six digits at most."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return format_eps(value) if key in ("eps", "step_size") else f"{value:g}"
+    if isinstance(value, list):
+        return ", ".join(_value(key, item) for item in value)
+    return str(value)

@@ -35,6 +35,7 @@ from mrboost.errors import InputError
 from mrboost.evaluation.result import Outcome, format_eps, robustbench_summary, worst_of
 from mrboost.evaluation.resume import weights_key
 from mrboost.evaluation.statistics import worst_case
+from mrboost.plots.html import render
 from mrboost.recipes.config import describe_parts
 
 from . import schema
@@ -223,8 +224,7 @@ class Card(Run):
         bits = outcome["correct"]
         return None if bits is None else unpack(bits, self.config["evaluation"]["n"])
 
-    @property
-    def results(self) -> dict[str, Any]:
+    def evaluations(self) -> list[dict[str, Any]]:
         """Its evaluation, as a run holds one."""
         content, model = self.config["evaluation"], self.config["model"]
         outcomes = []
@@ -234,14 +234,11 @@ class Card(Run):
             outcomes.append({key: one[key] for key in one if key != "correct"} | bits)
         facts = {"weights": model["which"], "members": model["members"]}
         images = {"images": self.config["data"]["images"]}
-        return {"evaluations": [{**content, **facts, **images, "outcomes": outcomes}]}
-
-    def is_of(self, evaluation: Any) -> bool:  # noqa: ARG002
-        return True
+        return [{**content, **facts, **images, "outcomes": outcomes}]
 
     def _check_figures(self) -> None:
         """Refuse accuracies that do not follow from the images."""
-        (evaluation,) = self.results["evaluations"]
+        (evaluation,) = self.evaluations()
         if len(self.points) != evaluation["n"]:
             raise self._wrong(f"{len(self.points)} images are marked, and n is {evaluation['n']}")
         figures = [(one["attack"], one, one.get("correct")) for one in evaluation["outcomes"]]
@@ -288,71 +285,9 @@ def markdown(card: dict[str, Any], name: str) -> str:
         card: of ``make_card``.
         name: of the JSON file beside the page.
     """
-    form, model, data, made = (card[key] for key in ("submission", "model", "data", "made"))
-    found = card["evaluation"]
-    eps = "several" if found["eps"] is None else format_eps(found["eps"])
-    extra = {None: "unknown: true or false?", False: "false", True: "true"}
-    lines = ["# Paper Information", ""]
-    titles = {"Paper Title": "name", "Paper URL": "link", "Paper authors": "authors"}
-    lines += [f"- **{title}**: {_filled(form[key])}" for title, key in titles.items()]
-    robust = _figure(found["worst"]) if found["worst"] else "(of each attack, below)"
-    measured = ", ".join(o["attack"] for o in found["outcomes"] if o["attack"] != "clean")
-    claims = {
-        "Venue": _filled(form["venue"]),
-        "Architecture": form["architecture"],
-        "Dataset": form["dataset"],
-        "Threat Model": found["norm"],
-        "eps": eps,
-        "Clean accuracy": _figure(found["outcomes"][0]),
-        "Robust accuracy": robust,
-        "Robust accuracy in the paper": _filled(form["reported"]),
-        "Additional data": extra[form["additional_data"]],
-        "Evaluation method": f"{measured} of mrboost {made['versions']['mrboost']}",
-        "Checkpoint and code": _filled(form["checkpoint_and_code"]),
-        "License": _filled(form["license"]),
-    }
-    lines += ["", "# Leaderboard Claim(s)", "", "## Model 1", ""]
-    lines += [f"- **{title}**: {value}" for title, value in claims.items()]
-    lines += ["", "# How it was measured", "", *_table(found["outcomes"]), ""]
-    some = "all" if data["points"] is None else "some"
-    unseen = "none were seen" if found["checked"] else "not looked for (--no-check)"
-    facts = {
-        "Images": f"{found['n']:,}: {some} of the {data['test_images']:,} test images",
-        "Left out for want of time": f"{found['left_out']:,}" if found["left_out"] else "none",
-        "Parameters": _parameters(model),
-        "Weights": f"`{model['weights']}` ({model['which']})" if model["weights"] else UNSEEN,
-        "Gradients": _gradients(model),
-        "Test images": f"`{data['fingerprint']}`",
-        "Versions": ", ".join(f"{key} {value}" for key, value in made["versions"].items()),
-        "Device": made["device"],
-        "Date": made["date"],
-        "Command": f"`{made['command']}`" if made["command"] else "called in Python",
-        "Doubts": "; ".join(one["message"] for one in found["doubts"]) or unseen,
-    }
-    lines += [f"- **{title}**: {value}" for title, value in facts.items()]
-    lines += ["", f"To measure a part of it again: `mrboost evaluate RUN --verify {name}`", ""]
-    return "\n".join(lines)
-
-
-def _parameters(model: Mapping[str, Any]) -> str:
-    if model["parameters"] is None:
-        return UNSEEN
-    return f"{model['parameters']:,} in {model['members']} network(s)"
-
-
-def _gradients(model: Mapping[str, Any]) -> str:
-    name = model["surrogate"]
-    return f"those of a stand-in (BPDA), `{name}`" if name else "the model's own"
-
-
-def _table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
-    lines = ["| attack | seed | accuracy | settings |", "|---|---|---|---|"]
-    for one in outcomes:
-        inside = one["stage_settings"] or [one["settings"]]
-        settings = "; ".join(_inline(part) for part in inside if part)
-        seed = "" if one["seed"] is None else one["seed"]
-        lines.append(f"| {one['attack']} | {seed} | {_figure(one)} | {settings} |")
-    return lines
+    eps = card["evaluation"]["eps"]
+    words = {"eps": "several" if eps is None else format_eps(eps), "inline": _inline}
+    return render(Path(__file__).with_suffix(".md"), **card, name=name, unseen=UNSEEN, **words)
 
 
 def _inline(part: dict[str, Any]) -> str:
@@ -360,12 +295,3 @@ def _inline(part: dict[str, Any]) -> str:
     shown = {key: part[key] for key in part if key not in ("part", "eps", "norm", "seed")}
     text = ", ".join(f"{key}={value}" for key, value in shown.items())
     return re.sub(r"\s+", " ", f"{part['part']}({text})").replace("|", "/")
-
-
-def _figure(one: dict[str, Any]) -> str:
-    low, high = one["interval"]
-    return f"{100 * one['accuracy']:.2f} % (95 %: {100 * low:.2f} to {100 * high:.2f})"
-
-
-def _filled(text: str) -> str:
-    return text or "(to be filled in)"

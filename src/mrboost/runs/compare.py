@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +18,6 @@ from mrboost.evaluation.statistics import (
     mean_interval,
     signed,
     unpaired_interval,
-    worst_case,
 )
 from mrboost.files import digest
 from mrboost.progress import COLUMNS, folded
@@ -73,108 +72,132 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """One evaluation of a run: its outcomes by attack, and the worst case over several."""
+
+    label: str
+    evaluation: Mapping[str, Any]
+    outcomes: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, label: str, evaluation: Mapping[str, Any]) -> Entry:
+        found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
+        if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
+            # Attacks on members belong to the set that fits an ensemble, and are not the same for
+            # any two.
+            over = sorted(name for name in found if "member " not in name)
+            found[WORST] = worst | {"over": over}
+        return cls(label, evaluation, found)
+
+    @property
+    def facts(self) -> list[str]:
+        """The run and ``_FACTS``, in words."""
+        one = self.evaluation
+        ball = "several" if one["eps"] is None else f"{one['norm']} {format_eps(one['eps'])}"
+        return [self.label, str(one["members"]), one["weights"], ball, f"{one['n']:,}"]
+
+    @property
+    def ball(self) -> tuple[float | None, str | None]:
+        return self.evaluation["eps"], self.evaluation["norm"]
+
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Accuracy and interval under each attack."""
+        kept = ("accuracy", "interval")
+        return {name: {key: one[key] for key in kept} for name, one in self.outcomes.items()}
+
+    def on_same_images(self, other: Entry) -> bool:
+        one, two = self.evaluation, other.evaluation
+        return one["n"] == two["n"] and same_images(one, two)
+
+    def is_rival(self, other: Entry) -> bool:
+        """Whether it is of another run in the same ball, with weights of the same kind."""
+        kinds = {self.evaluation["weights"], other.evaluation["weights"]} - {"given"}
+        same_ball = self.ball == other.ball and None not in self.ball
+        return self.label != other.label and same_ball and len(kinds) < 2
+
+
+@dataclass(frozen=True)
 class SideBySide:
     """Every evaluation of the runs in one table; figures are comparable where
     ball and images agree."""
 
     attacks: list[str]
-    # run, evaluation, outcomes by attack
-    rows: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]]
+    rows: list[Entry]
     # of each run its method and its seed, or its number where networks of several are joined
     trainings: dict[str, tuple[Method, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> SideBySide:
-        rows, attacks = [], []
+        rows = []
         trainings = dict[str, tuple[Method, int]]()
         for label, run in zip(run_labels(runs), runs, strict=True):
             method = Method.of(run.config)
             number = sum(other == method for other, _ in trainings.values())
             trainings[label] = method, run.config.get("seed", number)
-            for evaluation in run.results.get("evaluations", []):
-                if not run.is_of(evaluation):
-                    continue
-                found = {outcome["attack"]: outcome for outcome in evaluation["outcomes"]}
-                if len(found) > 2 and (worst := worst_of(evaluation)) is not None:
-                    # Attacks on members belong to the set that fits an ensemble, and are not
-                    # the same for any two.
-                    over = sorted(name for name in found if "member " not in name)
-                    found[WORST] = worst | {"over": over}
-                attacks += [name for name in found if name not in attacks]
-                rows.append((label, evaluation, found))
+            rows += [Entry.of(label, evaluation) for evaluation in run.evaluations()]
+        attacks = dict.fromkeys(name for row in rows for name in row.outcomes)
         return cls(sorted(attacks, key=_place), rows, trainings)
 
     def without(self, runs: Sequence[Run]) -> list[Run]:
         """Those of its runs that have not been evaluated yet."""
-        there = [label for label, _, _ in self.rows]
+        there = [row.label for row in self.rows]
         labelled = zip(run_labels(runs), runs, strict=True)
         return [run for label, run in labelled if label not in there]
 
     def head(self) -> list[str]:
         return ["run", *_FACTS, *self.attacks]
 
-    def facts(self, row: int) -> list[str]:
-        label, evaluation, _ = self.rows[row]
-        ball = "several"
-        if evaluation["eps"] is not None:
-            ball = f"{evaluation['norm']} {format_eps(evaluation['eps'])}"
-        members, images = str(evaluation["members"]), f"{evaluation['n']:,}"
-        return [label, members, evaluation["weights"], ball, images]
-
     def failures(self) -> list[str]:
         """Attacks that failed, row by row."""
         return [
-            f"{', '.join(self.facts(i))} images: {', '.join(evaluation['failed'])} failed, so "
+            f"{', '.join(row.facts)} images: {', '.join(row.evaluation['failed'])} failed, so "
             "there is no worst case"
-            for i, (_, evaluation, _) in enumerate(self.rows)
-            if evaluation.get("failed")
+            for row in self.rows
+            if row.evaluation.get("failed")
         ]
 
-    def is_best(self, row: int, attack: str) -> bool:
+    def is_best(self, row: Entry, attack: str) -> bool:
         """Whether its accuracy is the best of those on the same images in the same ball."""
-        _, own, outcomes = self.rows[row]
         rivals = [
-            found[attack]["accuracy"]
-            for _, other, found in self.rows
-            if all(other[key] == own[key] for key in ("eps", "norm", "n"))
-            and same_images(other, own)
-            and _is_like(found.get(attack), outcomes[attack])
+            other.outcomes[attack]["accuracy"]
+            for other in self.rows
+            if other.ball == row.ball
+            and other.on_same_images(row)
+            and _is_like(other.outcomes.get(attack), row.outcomes[attack])
         ]
-        return len(rivals) > 1 and bool(outcomes[attack]["accuracy"] == max(rivals))
+        return len(rivals) > 1 and bool(row.outcomes[attack]["accuracy"] == max(rivals))
 
     def comparisons(self) -> list[tuple[str, str, Table]]:
         """Tables of differences, each with what it says and what holds for all its rows."""
-        found = []
-        for title, rows in (
-            (DIFFERENCES, self.differences()),
-            (UNPAIRED, self.unpaired()),
-            (OVER_SEEDS, self.over_seeds()),
-        ):
-            if rows:
-                found.append((title, *in_common(["", *self.head()[2:]], rows)))
-        return found
+        tables = {
+            DIFFERENCES: self.differences(),
+            UNPAIRED: self.unpaired(),
+            OVER_SEEDS: self.over_seeds(),
+        }
+        head = ["", *self.head()[2:]]
+        return [(title, *in_common(head, rows)) for title, rows in tables.items() if rows]
 
-    def differences(self) -> list[list[str]]:
+    def differences(self) -> Table:
         """Two runs with all their members on the same images, a line each: who, weights, ball,
         images, the attacks."""
-        return self._lines(paired=True)
+        return self._lines(one for one in self.pairs() if one.p_value is not None)
 
-    def unpaired(self) -> list[list[str]]:
+    def unpaired(self) -> Table:
         """The same of two on other images, or whose single images are not known."""
-        return self._lines(paired=False)
+        return self._lines(one for one in self.pairs() if one.p_value is None)
 
-    def _lines(self, *, paired: bool) -> list[list[str]]:
+    def _lines(self, differences: Iterable[Difference]) -> Table:
         lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for one in self.pairs():
-            if (one.p_value is not None) == paired:
-                who = f"{one.second} − {one.first}"
-                lines.setdefault((who, *one.facts), {})[one.attack] = str(one)
+        for one in differences:
+            who = f"{one.second} − {one.first}"
+            lines.setdefault((who, *one.facts), {})[one.attack] = str(one)
         return [
             [*facts, *(cells.get(attack, "–") for attack in self.attacks)]
             for facts, cells in lines.items()
         ]
 
-    def over_seeds(self) -> list[list[str]]:
+    def over_seeds(self) -> Table:
         """Two methods, each trained with the same two seeds or more: a line like those of
         ``differences``, with the mean of the differences and its interval."""
         methods = list(dict.fromkeys(method for method, _ in self.trainings.values()))
@@ -190,12 +213,11 @@ class SideBySide:
             who = " − ".join(reversed(names) if forward else names)
             gain = 100 * one.gain if forward else -100 * one.gain
             gains.setdefault((who, *one.facts), {}).setdefault(one.attack, []).append(gain)
-        lines = []
-        for facts, found in gains.items():
-            if any(len(each) > 1 for each in found.values()):
-                cells = [_mean_gain(found.get(attack, ())) for attack in self.attacks]
-                lines.append([*facts, *cells])
-        return lines
+        return [
+            [*facts, *(_mean_gain(found.get(attack, ())) for attack in self.attacks)]
+            for facts, found in gains.items()
+            if any(len(each) > 1 for each in found.values())
+        ]
 
     def _method_name(self, method: Method) -> str:
         """The recipe's name where it tells the method from the others, else with a run of it."""
@@ -205,55 +227,40 @@ class SideBySide:
 
     def pairs(self) -> Iterator[Difference]:
         """Each attack on each two runs with all their members, in one ball."""
-        whole = {label: 0 for label, _, _ in self.rows}
-        for label, evaluation, _ in self.rows:
-            whole[label] = max(whole[label], evaluation["members"])
-        rows = [i for i, (label, e, _) in enumerate(self.rows) if e["members"] == whole[label]]
-        couples = [(i, j) for i, j in combinations(rows, 2) if self._in_one_ball(i, j)]
-        paired = {self._key(i, j) for i, j in couples if self._on_same_images(i, j)}
-        for i, j in couples:
-            (first, _, theirs), (second, _, ours) = self.rows[i], self.rows[j]
-            same = self._on_same_images(i, j)
-            if not same and self._key(i, j) in paired:  # the same images say more
-                continue
+        most: dict[str, int] = {}
+        for row in self.rows:
+            most[row.label] = max(most.get(row.label, 0), row.evaluation["members"])
+        whole = [row for row in self.rows if row.evaluation["members"] == most[row.label]]
+        couples = [(one, other) for one, other in combinations(whole, 2) if one.is_rival(other)]
+        paired = {
+            (one.label, other.label, one.ball)
+            for one, other in couples
+            if one.on_same_images(other)
+        }
+        for one, other in couples:
+            same = one.on_same_images(other)
+            if not same and (one.label, other.label, one.ball) in paired:
+                continue  # the same images say more
             facts = tuple(
-                mine if mine == yours else f"{mine}, {yours}"
-                for mine, yours in zip(self.facts(i)[2:], self.facts(j)[2:], strict=True)
+                first if first == second else f"{first}, {second}"
+                for first, second in zip(one.facts[2:], other.facts[2:], strict=True)
             )
             for attack in self.attacks:
-                mine, yours = ours.get(attack), theirs.get(attack)
-                if mine and yours and _is_like(mine, yours):
-                    yield Difference.of((first, second, attack, facts), yours, mine, same=same)
-
-    def _in_one_ball(self, i: int, j: int) -> bool:
-        (first, one, _), (second, other, _) = self.rows[i], self.rows[j]
-        kinds = {one["weights"], other["weights"]} - {"given"}
-        same_ball = all(one[key] == other[key] is not None for key in ("eps", "norm"))
-        return first != second and same_ball and len(kinds) < 2
-
-    def _on_same_images(self, i: int, j: int) -> bool:
-        (_, one, _), (_, other, _) = self.rows[i], self.rows[j]
-        return one["n"] == other["n"] and same_images(one, other)
-
-    def _key(self, i: int, j: int) -> tuple[Any, ...]:
-        (first, one, _), (second, _, _) = self.rows[i], self.rows[j]
-        return first, second, one["eps"], one["norm"]
+                theirs, ours = one.outcomes.get(attack), other.outcomes.get(attack)
+                if theirs and ours and _is_like(theirs, ours):
+                    who = one.label, other.label, attack, facts
+                    yield Difference.of(who, theirs, ours, same=same)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures and their differences as plain values."""
         kept = ("weights", "members", "norm", "eps", "n")
         evaluations = [
-            {"run": label}
-            | {key: evaluation[key] for key in kept}
-            | {"attacks": {name: _figures(one) for name, one in found.items()}}
-            for label, evaluation, found in self.rows
+            {"run": row.label}
+            | {key: row.evaluation[key] for key in kept}
+            | {"attacks": row.figures}
+            for row in self.rows
         ]
-        differences = [asdict(one) for one in self.pairs()]
-        return {"evaluations": evaluations, "differences": differences}
-
-
-def _figures(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: outcome[key] for key in ("accuracy", "interval")}
+        return {"evaluations": evaluations, "differences": [asdict(one) for one in self.pairs()]}
 
 
 @dataclass(frozen=True)
@@ -328,23 +335,9 @@ def _is_like(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 
 def curve(evaluations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of evaluations of one classifier at growing radii, each attack's accuracy and 95 %
-    interval at each of them.
-
-    The balls are nested: an image that falls at one radius has fallen at all larger ones.
-    """
-    smaller: dict[str, list[Sequence[float]]] = {}
-    rows = []
-    for evaluation in evaluations:
-        figures = {}
-        for outcome in evaluation["outcomes"]:
-            points = smaller.setdefault(outcome["attack"], [])
-            points.append(outcome["correct"])
-            figures[outcome["attack"]] = worst_case(points)
-        if len(figures) > 2 and not evaluation.get("failed"):
-            figures[WORST] = worst_case([one for points in smaller.values() for one in points])
-        found = {name: {"accuracy": f[0], "interval": f[1]} for name, f in figures.items()}
-        rows.append({"eps": evaluation["eps"], "attacks": found})
-    return rows
+    interval at each of them."""
+    rows = [Entry.of("", evaluation) for evaluation in evaluations]
+    return [{"eps": row.ball[0], "attacks": row.figures} for row in rows]
 
 
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -370,10 +363,10 @@ def text_table(sources: Sequence[str | Path]) -> str:
     runs = opened(sources)
     table = SideBySide.of(runs)
     lines = []
-    for i, (_, _, found) in enumerate(table.rows):
-        marks = {name: "*" if table.is_best(i, name) else "" for name in found}
-        cells = {name: _cell(outcome, marks[name]) for name, outcome in found.items()}
-        lines.append(table.facts(i) + [cells.get(name, "–") for name in table.attacks])
+    for row in table.rows:
+        marks = {name: "*" if table.is_best(row, name) else "" for name in row.outcomes}
+        cells = {name: _cell(found, marks[name]) for name, found in row.outcomes.items()}
+        lines.append(row.facts + [cells.get(name, "–") for name in table.attacks])
     parts = []
     if lines:
         common, shown = in_common(table.head(), lines)

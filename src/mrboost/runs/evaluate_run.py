@@ -1,4 +1,5 @@
-"""The evaluation of a run: which data, which weights, which attacks."""
+"""The evaluation of a run: which data, which weights, which attacks. What is found is merged with
+the evaluations in its ``results.json``."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -15,22 +16,22 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from mrboost import data as datasets
-from mrboost.attacks import PGD, Attack
+from mrboost.attacks import Attack
 from mrboost.attacks.adaptive import adaptive, on_surrogate
-from mrboost.data import Dataset, Split, drawn, validation_split
+from mrboost.data import Dataset, Split, drawn
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import GO_ON, lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
+from mrboost.evaluation.doubts import AMONG_OUTCOMES, Doubt, contradictions
 from mrboost.evaluation.measurements import Measurements
-from mrboost.evaluation.result import Evaluation, UnfinishedError
+from mrboost.evaluation.result import Evaluation, UnfinishedError, same_images, worst_of
 from mrboost.files import digest, require_inside
+from mrboost.progress import note
 from mrboost.threat import ball
 
 from .folder import Run
-from .results import save_evaluation
-from .reweight import learn_weights
 
 # Makes attacks, by label, for the model that they are to attack
 Fitting = Callable[[Ensemble | Mixture], Mapping[str, Attack]]
@@ -125,39 +126,6 @@ def ball_asked(run: Run, eps: float | None, norm: str | None) -> tuple[float, st
         raise InputError(f"the run's eps is for {run.config['norm']}: give --eps for norm {norm!r}")
     eps = run.config["eps"] if eps is None else eps
     return eps, norm, _step_size(run, eps)
-
-
-def reweight_run(
-    run_dir: str | Path,
-    *,
-    objective: str = "average",
-    which: str = "best",
-    device: str = "auto",
-    data_dir: str | Path | None = None,
-    verify: bool = True,
-    progress: bool = False,
-) -> list[float]:
-    """Learn weights for a run's members on its held-out images, attacked, and keep them:
-    ``load`` then uses them."""
-    run = Run.open(run_dir)
-    name, config = str(run.folder), run.config
-    model = load_model(run, which, device)
-    if not isinstance(model, Ensemble) or len(model) < 2:
-        raise InputError(f"{name!r} is no ensemble of several networks: there is nothing to weigh")
-    if config["select_on"] != "validation" or not config["validation"]:
-        raise InputError(f"{name!r} has no images that all networks held out to learn from")
-    dataset = load_data(run, data_dir, verify=verify)
-    _, held_out = validation_split(dataset.train, config["validation"])
-    place = model.weights.device
-    attack = PGD(config["eps"], config["norm"], steps=20, step_size=config["judge_step"])
-    x, y = held_out.images().to(place), held_out.y.to(place)
-    # Not what was learned before, so that the same is learned again
-    equal = Ensemble(model.members).to(place).eval()
-    learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
-    weights: list[float] = learned.weights.tolist()
-    how = f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
-    run.save_weights(which, weights, how)
-    return weights
 
 
 class Where(TypedDict, total=False):
@@ -328,7 +296,7 @@ def evaluate_radii(
         found = measured.evaluation()
         if fabric.global_rank == 0 and found.outcomes:
             facts = subject.facts(found) | {"checked": options.check}
-            found = save_evaluation(run, facts, found)
+            found = _keep(run, facts, found)
         yield Evaluated(subject, attacks, found, options.check, measured.problem)
 
 
@@ -361,6 +329,61 @@ def _own_options(options: EvaluationOptions, subject: Subject, number: int) -> E
     if keep.is_relative_to(subject.run.folder):
         require_inside(keep, subject.run.folder)
     return replace(options, keep=keep, progress=progress, check=check)
+
+
+def _keep(run: Run, facts: Mapping[str, Any], result: Evaluation) -> Evaluation:
+    """Add an evaluation to the run's results; ``facts`` say of which weights, members and images it
+    is, and whether doubts were looked for. What its outcomes and earlier ones say against each
+    other is added to its doubts."""
+    new = {**facts, **result.to_dict()}
+    try:
+        with run.changing_results() as results:
+            results["evaluations"] = _merged(results.get("evaluations", []), new)
+    except OSError as error:  # a run that one may only read can be evaluated all the same
+        note(f"note: the result is not kept in {str(run.folder)!r}: {error.strerror}")
+        return result
+    if not facts["checked"]:
+        return result
+    return replace(result, doubts=tuple(Doubt(**doubt) for doubt in new["doubts"]))
+
+
+def _merged(kept: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """All evaluations, the new one last and together with those of the same classifier, ball and
+    images.
+
+    A repeated attack replaces the older figure, and what was doubted of the model stays until it
+    is checked again. Figures of a classifier that is no longer there, since its members were
+    reweighted, are dropped.
+    """
+    others = []
+    for old in kept:
+        same_members = all(old[key] == new[key] for key in ("weights", "members"))
+        if same_members and old.get("of") != new["of"]:
+            continue
+        same_ball = all(old[key] == new[key] for key in ("eps", "norm", "n"))
+        if same_members and same_ball and same_images(old, new):
+            _take_over(old, new)
+        else:
+            others.append(old)
+    if new["checked"]:
+        of_model = [doubt for doubt in new["doubts"] if doubt["check"] not in AMONG_OUTCOMES]
+        draws = any(doubt["check"] == "random" for doubt in of_model)
+        new["doubts"] = [*of_model, *map(asdict, contradictions(new["outcomes"], draws=draws))]
+    new["worst"] = worst_of(new)
+    return [*others, new]
+
+
+def _take_over(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Outcomes of other attacks, and doubts where they were not looked for again."""
+    again = {outcome["attack"] for outcome in new["outcomes"]}
+    earlier = [outcome for outcome in old["outcomes"] if outcome["attack"] not in again]
+    new["outcomes"] = [*earlier, *new["outcomes"]]
+    measured = {outcome["attack"] for outcome in new["outcomes"]}
+    failed = dict.fromkeys([*old.get("failed", ()), *new["failed"]])
+    new["failed"] = [name for name in failed if name not in measured]
+    if not new["checked"]:
+        new["checked"] = old.get("checked", True)
+        new["doubts"] = old.get("doubts", [])
 
 
 def place_of(run: Run, *request: object) -> Path:

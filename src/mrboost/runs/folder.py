@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -294,7 +294,7 @@ class Run:
             parts.append(kept)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
-    def is_of(self, evaluation: Mapping[str, Any]) -> bool:
+    def _is_of(self, evaluation: Mapping[str, Any]) -> bool:
         """Whether an evaluation is of the classifier as it is now; of a run without
         its weights, each is."""
         members, which = evaluation["members"], evaluation["weights"]
@@ -365,13 +365,19 @@ class Run:
         schema.check_results(results, path)
         return results
 
-    def save_results(self, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-        """Replace the results by what ``change`` makes of them; where several processes do so,
-        one after the other."""
-        if self.writes:
-            with self._changing():
-                files.remove_temporary(self.folder, "results.json")
-                files.write_json(self.folder / "results.json", change(self.results))
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Those among the results that are of its classifiers as they are now."""
+        return [one for one in self.results.get("evaluations", []) if self._is_of(one)]
+
+    @contextmanager
+    def changing_results(self) -> Iterator[dict[str, Any]]:
+        """The results, of which what the caller makes is kept; where several processes change
+        them, one after the other."""
+        with self._changing():
+            files.remove_temporary(self.folder, "results.json")
+            results = self.results
+            yield results
+            files.write_json(self.folder / "results.json", results)
 
     def _changing(self) -> AbstractContextManager[None]:
         """Wait for other processes that change the results."""
@@ -403,7 +409,7 @@ class GivenModel(Run):
         images = torch.rand(8, *self.config["input"]["shape"], generator=generator)
         return model_key(self._model, images)
 
-    def is_of(self, evaluation: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def _is_of(self, evaluation: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return True  # those of other weights are dropped when these are evaluated
 
 

@@ -31,9 +31,8 @@ from mrboost.evaluation.result import format_eps
 from mrboost.progress import COLUMNS, Meter
 
 from .evaluate_run import ball_asked, load_model
-from .export import refuse_draws
+from .export import class_names, refuse_draws
 from .folder import Run, open_classifier
-from .model_card import class_names
 
 NUMBERS = 2**22
 """In the images that are decoded before the model sees them."""

@@ -8,19 +8,58 @@ convex one, both over the simplex.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
-from mrboost.attacks import Attack, attacked
+from mrboost.attacks import PGD, Attack, attacked
+from mrboost.data import validation_split
 from mrboost.ensemble import Ensemble
-from mrboost.errors import look_up
+from mrboost.errors import InputError, look_up
 from mrboost.evaluation.batches import attacked_batches
 from mrboost.game import SAug, solve
 from mrboost.progress import Meter
 
+from .evaluate_run import load_data, load_model
+from .folder import Run
+
 REPEATS = 3
+
+
+def reweight_run(
+    run_dir: str | Path,
+    *,
+    objective: str = "average",
+    which: str = "best",
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = False,
+) -> list[float]:
+    """Learn weights for a run's members on its held-out images, attacked, and keep them:
+    ``load`` then uses them."""
+    run = Run.open(run_dir)
+    name, config = str(run.folder), run.config
+    model = load_model(run, which, device)
+    if not isinstance(model, Ensemble) or len(model) < 2:
+        raise InputError(f"{name!r} is no ensemble of several networks: there is nothing to weigh")
+    if config["select_on"] != "validation" or not config["validation"]:
+        raise InputError(f"{name!r} has no images that all networks held out to learn from")
+    dataset = load_data(run, data_dir, verify=verify)
+    _, held_out = validation_split(dataset.train, config["validation"])
+    place = model.weights.device
+    attack = PGD(config["eps"], config["norm"], steps=20, step_size=config["judge_step"])
+    x, y = held_out.images().to(place), held_out.y.to(place)
+    # Not what was learned before, so that the same is learned again
+    equal = Ensemble(model.members).to(place).eval()
+    learned = learn_weights(equal, x, y, attack, objective=objective, progress=progress)
+    weights: list[float] = learned.weights.tolist()
+    how = f"{objective} margin on {len(held_out)} held-out images under {attack.name}"
+    run.save_weights(which, weights, how)
+    return weights
 
 
 def learn_weights(

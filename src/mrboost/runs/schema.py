@@ -91,7 +91,7 @@ def _value_of(option: Option) -> Callable[[Any], bool]:
     return _or_none(rules.get(option.type, _number))  # type: ignore[call-overload]
 
 
-_INTERVAL = _all(_number, length=2)
+_INTERVAL = _all(_share, length=2)
 _COUNT = _whole(1, 10**12)
 _ROUND = _whole(*LIMITS["rounds"])
 _EPOCH = _whole(*LIMITS["epochs"])
@@ -136,10 +136,10 @@ _NOT_TRAINED_HERE: dict[str, Schema] = {
         "given.normalize": _or_none(_all(_all(_number), length=2)),
     },
 }
+_FIGURES: Schema = {"accuracy": _share, "interval": _INTERVAL}
 _OUTCOME: Schema = {
+    **_FIGURES,
     "attack": _text,
-    "accuracy": _share,
-    "interval": _INTERVAL,
     "per_class": _all(_or_none(_share)),
     "class_intervals?": _all(_or_none(_INTERVAL)),
     **_each(_or_none(_any_number), "margin? min_margin?"),
@@ -147,9 +147,8 @@ _OUTCOME: Schema = {
     "correct?": _all(lambda value: _truth(value) or _share(value)),
     "stages?": [
         {
+            **_FIGURES,
             "attack": _text,
-            "accuracy": _share,
-            "interval": _INTERVAL,
             "seconds": _number,
             "black_box?": _truth,
             "sample?": _or_none(_share),
@@ -208,7 +207,6 @@ def _bits(value: Any) -> bool:
 
 
 _IMAGES = _whole(1, 10**7)
-_FIGURES: Schema = {"accuracy": _share, "interval": _all(_share, length=2)}
 _CARD_OUTCOME: Schema = {
     **_FIGURES,
     "attack": _line,

@@ -2,8 +2,7 @@
 ``mrboost study NAME``.
 
 ``catalogue`` reads what the studies are and what the paper reports; ``plan`` says which trainings
-and evaluations they consist of, ``run`` carries those out; ``page`` and ``tables`` show what was
-found.
+and evaluations they consist of, ``run`` carries those out; ``page`` shows what was found.
 """
 
 from .catalogue import SCALES, STUDIES, Row, Scale, Study, get, get_scale

@@ -44,10 +44,10 @@ class Stage(NamedTuple):
         asked = {key: run.config[key] for key in ("eps", "norm")}
         asked |= {"weights": self.weights, "members": self.members}
         found: dict[str, dict[str, Any]] = {}
-        for evaluation in run.results.get("evaluations", []):
+        for evaluation in run.evaluations():
             n, whole = evaluation["n"], evaluation.get("whole", False)
             same_images = whole if self.n is None else n == self.n or (whole and n < self.n)
-            if same_images and asked.items() <= evaluation.items() and run.is_of(evaluation):
+            if same_images and asked.items() <= evaluation.items():
                 for outcome in evaluation["outcomes"]:
                     found[outcome["attack"]] = outcome | {"whole": whole}
         return found

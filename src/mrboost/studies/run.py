@@ -65,9 +65,8 @@ def _carry_out(training: Training, dataset: Dataset, where: dict[str, Any]) -> N
     run = Run.open(training.folder)
     device, progress = where["device"], where["progress"]
     here = {device_name(make_fabric(device).device)}
-    run.save_results(
-        lambda results: results | {"hardware": sorted(here.union(results.get("hardware", [])))}
-    )
+    with run.changing_results() as results:
+        results["hardware"] = sorted(here.union(results.get("hardware", [])))
     for stage in training.pending(run):
         saved = place_of(run, *stage)
         n = stage.n and min(stage.n, len(dataset.test))

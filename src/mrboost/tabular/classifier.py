@@ -29,11 +29,10 @@ from mrboost.errors import InputError
 
 from .cells import Floats, Ints, in_column_order, per_column
 from .certificate import Certificate, certify, margins_by_column, predicted
-from .choosing import fit_table, most_steps
-from .fitting import Fitted, Options
+from .cover import Table
+from .fitting import Fitted, Options, fit_table, most_steps
 from .matching import attainable_accuracy
 from .models import Model, StumpModel
-from .table import Table
 
 MAX_MATCHED = 3000  # points up to which fit counts the conflicts between classes
 MAX_RATIO = 30  # of the ranges of two columns, beyond which one eps for both is doubted

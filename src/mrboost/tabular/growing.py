@@ -19,8 +19,8 @@ from itertools import combinations
 import numpy as np
 
 from .cells import Cells, Floats, Ints
+from .cover import Table
 from .models import Tree
-from .table import Table
 
 MIN_SIDE = 2.0  # points of average weight that are certainly on each side of a split
 

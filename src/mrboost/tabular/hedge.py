@@ -24,10 +24,9 @@ from scipy.special import softmax
 from mrboost.game.value import soft_minimum
 
 from .cells import Floats, RangeSums
-from .cover import StumpCover
+from .cover import StumpCover, Table
 from .models import Stump, StumpModel
 from .smooth import class_views, robust_margins
-from .table import Table
 
 
 def best_response(cover: StumpCover, mass: Floats) -> tuple[float, Stump]:

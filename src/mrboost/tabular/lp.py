@@ -25,8 +25,7 @@ from scipy.optimize import OptimizeResult, linprog
 from mrboost.errors import InputError
 
 from .cells import Cells, Floats, Ints
-from .cover import Cover, StumpCover, TreeCover
-from .table import Table
+from .cover import Cover, StumpCover, Table, TreeCover
 
 
 @dataclass

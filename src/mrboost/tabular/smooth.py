@@ -19,9 +19,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from .cells import Floats, Ints
-from .cover import Cover
+from .cover import Cover, Table
 from .models import Pairs
-from .table import Table
 
 C = TypeVar("C", bound=Cover)
 Views = Sequence[tuple[int, Ints, Cover]]

@@ -206,7 +206,8 @@ def _score_rounds(
             o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}
             for o in scores.outcomes
         }
-        run.save_results(lambda results: results | {"rounds": [rows[key] for key in sorted(rows)]})
+        with run.changing_results() as results:
+            results["rounds"] = [rows[key] for key in sorted(rows)]
         if progress and config.rounds > 1:
             clean, robust = scores.outcomes
             note(
