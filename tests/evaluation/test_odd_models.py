@@ -22,8 +22,9 @@ from mrboost.attacks.survivors import run
 def test_frozen_scripts_are_attacked(wrap, undefended, batch) -> None:
     """They have no mode to be in."""
     frozen = torch.jit.freeze(torch.jit.trace(undefended.eval(), batch[0]))
-    found = mrboost.evaluate(wrap(frozen), *batch, ["pgd-3", "apgd-ce"], eps=0.1)
-    expected = mrboost.evaluate(undefended, *batch, ["pgd-3", "apgd-ce"], eps=0.1)
+    attacks = [PGD(0.1, steps=3), APGD(0.1, steps=10)]
+    found = mrboost.evaluate(wrap(frozen), *batch, attacks)
+    expected = mrboost.evaluate(undefended, *batch, attacks, check=False)
     assert [outcome.correct for outcome in found.outcomes] == [
         outcome.correct for outcome in expected.outcomes
     ]
