@@ -16,7 +16,10 @@ from scipy.stats import binomtest
 import mrboost
 from commands import SMOKE, cells, done, error_of, outcome, results_of, study
 from mrboost import studies
+from mrboost.attacks.adaptive import adaptive
+from mrboost.evaluation import EvaluationOptions
 from mrboost.files import read_tensors
+from mrboost.runs.evaluate_run import Request, evaluate_run
 from mrboost.studies import run as running
 from mrboost.studies import tables
 from mrboost.studies.run import find_first_round
@@ -239,7 +242,12 @@ def test_figures_of_another_ball_or_attack_are_not_the_studys(copy: Path, smoke:
     pinot = copy / "runs/digits-cnn-digits-pinot-2x1-seed0"
     options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
     done("evaluate", copy / AT, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options)
-    done("evaluate", pinot, "--attack", "fgsm", "--adaptive", *options)
+    evaluate_run(
+        pinot,
+        lambda mixture: {"mean logits": adaptive(mixture, 0.1)["mean logits"]},
+        Request(n=40),
+        EvaluationOptions(check=False),
+    )
     for name in ("curves", "pinot"):
         study(name, copy)
         assert cells(copy / f"{name}.md") == cells(smoke / f"{name}.md")
