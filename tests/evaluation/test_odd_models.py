@@ -89,13 +89,8 @@ def test_members_that_work_in_place_do_not_spoil_each_others_images(together, mo
     assert torch.equal(x, batch[0][:12])
 
 
-def test_a_model_that_works_in_place_is_not_trained(
-    monkeypatch: pytest.MonkeyPatch, digits
-) -> None:
+def test_a_model_that_works_in_place_is_not_trained(digits, forgotten: None) -> None:
     """The batches are those of the attack and of other members too."""
-    monkeypatch.setattr(
-        mrboost.models.registry, "_REGISTRY", dict(mrboost.models.registry._REGISTRY)
-    )
 
     @mrboost.models.register("in-place", normalize=False)
     def net(shape: tuple[int, int, int], classes: int) -> nn.Module:
