@@ -154,8 +154,7 @@ class _Behind(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "before"),
-    [(Ensemble, lambda x: (8 * x).round() / 8), (Mixture, lambda x: x.detach())],
+    ("kind", "before"), [(Ensemble, lambda x: (8 * x).round() / 8), (Mixture, lambda x: x.detach())]
 )
 def test_a_member_without_gradients_is_named(kind, before, undefended, model, images) -> None:
     """Those of the other members hide that it has none."""
@@ -287,8 +286,7 @@ def test_models_that_refuse_other_scalings_are_not_asked_again(images) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)],
+    "layer", [nn.Dropout(0.5), nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)]
 )
 def test_train_mode(layer: nn.Module, undefended, images) -> None:
     network = nn.Sequential(layer, undefended)

@@ -279,8 +279,7 @@ def test_divergence_keeps_the_last_good_state(tiny: Dataset, tmp_path) -> None:
 
     recipe = replace(recipes.AT, objective=OnPerturbed(loss=turns_nan))
     with pytest.raises(
-        InputError,
-        match=r"diverged.*epoch 3, by step 1: .*in another folder, with a lower lr",
+        InputError, match=r"diverged.*epoch 3, by step 1: .*in another folder, with a lower lr"
     ):
         mrboost.boost(recipe, tiny, epochs=5, out=tmp_path / "run", device="cpu")
     tensors, facts = files.read_tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")
