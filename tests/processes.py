@@ -22,24 +22,24 @@ from mrboost.cli.main import main
 from mrboost.files import write_tensors
 
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["processes", "mrboost.cli.commands", "lightning_fabric"])
-
-
-def start(log: Path, *arguments: str | Path, **environment: str) -> ForkServerProcess:
-    """A command of mrboost; what it says is in log.out and log.err."""
-    return start_function(log, _command, *map(str, arguments), **environment)
-
-
-def start_function(
-    log: Path, function: Callable[..., int | None], *arguments: str, **environment: str
-) -> ForkServerProcess:
-    process = _FORKED.Process(target=_run, args=(log, function, arguments, environment))
-    process.start()
-    return process
+_FORKED.set_forkserver_preload(["mrboost.cli.commands", "lightning_fabric"])
 
 
 def _command(*arguments: str) -> int:
     return main(arguments)
+
+
+def start(
+    log: Path,
+    *arguments: str | Path,
+    function: Callable[..., int | None] = _command,
+    **environment: str,
+) -> ForkServerProcess:
+    """A command of mrboost, or another function; what it says is in log.out and log.err."""
+    given = tuple(map(str, arguments))
+    process = _FORKED.Process(target=_run, args=(log, function, given, environment))
+    process.start()
+    return process
 
 
 def _run(
@@ -76,12 +76,12 @@ def in_two(
     }
     logs = [folder / f"process-{rank}" for rank in "01"]
     processes = [
-        start_function(log, function, *map(str, arguments), **shared, RANK=rank, LOCAL_RANK=rank)
+        start(log, *arguments, function=function, **shared, RANK=rank, LOCAL_RANK=rank)
         for log, rank in zip(logs, "01", strict=True)
     ]
     while running := [process for process in processes if process.is_alive()]:
-        wait([process.sentinel for process in running])
-        if any(process.exitcode for process in processes):
+        ended = wait([process.sentinel for process in running], timeout=600)
+        if not ended or any(process.exitcode for process in processes):
             for process in running:
                 process.terminate()
     out, err = ("".join(Path(f"{log}{s}").read_text() for log in logs) for s in (".out", ".err"))

@@ -48,7 +48,7 @@ def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) 
 
     def finished() -> dict[str, object]:
         process = start(tmp_path / "log", *train)
-        process.join()
+        process.join(600)
         assert process.exitcode == 0
         found = _whole_run(folder)
         shutil.rmtree(folder)
@@ -64,7 +64,7 @@ def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) 
         process.join(moments.uniform(0, seconds))
         if process.exitcode is None and process.pid:
             os.kill(process.pid, moments.choice([signal.SIGKILL, signal.SIGTERM]))
-            process.join()
+            process.join(600)
         if process.exitcode == 0:
             assert finished() == uninterrupted
         else:
@@ -142,7 +142,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path:
         options = ["--attack", "pgd-20,autoattack", "--n", "8", "--eps", "0.2", "--device", "cpu"]
         options += ["--import", str(tmp_path / f"{name}.py")]
         process = start(tmp_path / "log", "evaluate", folder, *options, *more)
-        process.join()
+        process.join(600)
         return process.exitcode
 
     kept = folders[1] / "checkpoint" / "evaluation"
