@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from torch.utils.data import (
-    DataLoader,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import mrboost
 from mrboost import progress as meter
