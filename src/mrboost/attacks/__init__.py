@@ -65,13 +65,12 @@ the model itself.
 
 from .adaptive import Transfer
 from .apgd import APGD
-from .autoattack import AutoAttack
+from .autoattack import AutoAttack, Quick
 from .base import Attack, as_attack
 from .bpda import BPDA
 from .fab import FAB
 from .model import Classifier, attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
-from .quick import Quick
 from .rays import RayS
 from .registry import named, register
 from .square import Square

@@ -30,8 +30,7 @@ from mrboost.speed.graphs import Engine, State
 from mrboost.speed.memory import halved
 from mrboost.threat import wide
 
-from .arrays import takes_arrays
-from .base import InBall
+from .base import InBall, takes_arrays
 from .model import LOW_PRECISION, Classifier, Rounded, check_targets, checked
 from .targets import nearest_first
 
