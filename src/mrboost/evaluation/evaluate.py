@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import BPDA, Attack, Classifier, as_attack, named
-from mrboost.attacks.adaptive import on_surrogate
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
+from mrboost.attacks.stand_ins import on_surrogate
 from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError

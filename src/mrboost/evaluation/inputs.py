@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from mrboost.attacks import Classifier, attacked
-from mrboost.attacks.bpda import of_tensors
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
+from mrboost.attacks.stand_ins import of_tensors
 from mrboost.data import Split, as_tensors
 from mrboost.data.mapped import Mapped
 from mrboost.devices import device_of, dtype_of

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from mrboost import data as datasets
 from mrboost.attacks import PGD, Attack
-from mrboost.attacks.adaptive import adaptive, on_surrogate
+from mrboost.attacks.adaptive import adaptive
+from mrboost.attacks.stand_ins import on_surrogate
 from mrboost.data import Dataset, Split, drawn, validation_split
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import lost_processes, make_fabric
