@@ -60,11 +60,13 @@ the model itself.
 ===================  ==================================================================
 """
 
+from mrboost.ensemble import Classifier
+
 from .apgd import APGD
 from .autoattack import AutoAttack, Quick
 from .base import Attack, as_attack
 from .fab import FAB
-from .model import Classifier, attacked
+from .model import attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
 from .rays import RayS
 from .registry import named, register

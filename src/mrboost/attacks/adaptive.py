@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from mrboost.devices import device_of, dtype_of
-from mrboost.ensemble import Ensemble, Mixture, members_of
+from mrboost.ensemble import Classifier, Ensemble, Mixture, members_of
 from mrboost.losses import margin, margin_cross_entropy
 
 from .apgd import APGD
 from .arc import ARC
 from .autoattack import AutoAttack
 from .base import Attack
-from .model import Classifier, checked, difference, drawn, slopes
+from .model import checked, difference, drawn, slopes
 from .pgd import PGD
 from .rays import RayS
 from .square import Square

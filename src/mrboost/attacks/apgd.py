@@ -32,14 +32,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
+from mrboost.files import State
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
 from mrboost.seeds import uniform_from_keys
-from mrboost.speed.graphs import State
 from mrboost.threat import project_l1, sparse_step, wide
 
 from .base import check_loss, loss_suffix
-from .model import Classifier, finite, input_gradient
+from .model import finite, input_gradient
 from .survivors import Aimed, mistaken
 
 _L1_RADII = (3.0, 2.0, 1.0)

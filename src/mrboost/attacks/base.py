@@ -16,11 +16,12 @@ from torch import Tensor
 
 from mrboost.data import as_tensors
 from mrboost.devices import device_of, dtype_of
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
 from mrboost.losses import LOSSES, Loss
 from mrboost.threat import Threat, ball
 
-from .model import Classifier, check_dense
+from .model import check_dense
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from textwrap import shorten
@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mrboost.ensemble import refuse_grey_levels
+from mrboost.ensemble import Classifier, refuse_grey_levels
 from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.losses import Loss
 from mrboost.seeds import keep_random_state
 
-Classifier = Callable[[Tensor], Tensor]
-# Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MOST_ITEMS = 32  # containers of more items are taken for data, and not searched for networks
 

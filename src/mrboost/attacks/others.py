@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
 from mrboost.threat import no_radius
 
 from .base import Attack
-from .model import Classifier, attacked
+from .model import attacked
 
 _NORMS: dict[Any, str] = {math.inf: "Linf", 2: "L2", 1: "L1"}
 

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError, NanLogitsError
 from mrboost.models.black_box import as_model
 
 from .base import Attack, as_attack
-from .model import Classifier, attacked, checked, networks
+from .model import attacked, checked, networks
 from .pgd import PGD
 
 

@@ -16,7 +16,7 @@ from mrboost.devices import device_of, exact_float32
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError, NanLogitsError
 from mrboost.speed.copies import quick
-from mrboost.speed.memory import halved
+from mrboost.speed.memory import in_batches
 from mrboost.threat import ball
 
 from .inputs import fitted
@@ -77,29 +77,25 @@ def attacked_batches(
     size = min(len(x), batch_size or _usual_batch_size(x, device))
     victim = _victim(model, attack, x, device)
     name = "" if attack is None else attack.name
-    position = 0
-    while position < len(x):
-        rows = slice(position, position + size)
-        images, labels = x[rows].to(device), y[rows].to(device)
-        number = numbers[rows]
-        try:
-            if attack is not None:
+
+    def answered(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        images, labels, number = x[rows].to(device), y[rows].to(device), numbers[rows]
+        if attack is not None:
+            try:
                 with nullcontext() if victim is model else torch.autocast("cuda", enabled=False):
                     found = attack(victim, images, labels)
-                _check_found(attack, found, images, number)
-                images = found
-            with attacked(model), torch.no_grad(), exact_float32():
-                logits = model(images.clone())  # a model may work in place
-        except torch.OutOfMemoryError as error:
-            size = halved(size, error, fixed=batch_size is not None)
-            continue
-        except NanLogitsError as error:  # of an attack that numbers the images of a batch
-            raise NanLogitsError(int(number[error.image]), error.attack or name) from None
+            except NanLogitsError as error:  # of an attack that numbers the images of a batch
+                raise NanLogitsError(int(number[error.image]), error.attack or name) from None
+            _check_found(attack, found, images, number)
+            images = found
+        with attacked(model), torch.no_grad(), exact_float32():
+            logits = model(images.clone())  # a model may work in place
         bad = logits.isnan().any(dim=1)
         if bad.any():
             raise NanLogitsError(int(number[bad.cpu()][0]), name)
-        yield images, logits, labels
-        position += size
+        return images, logits, labels
+
+    return in_batches(answered, len(x), size, fixed=batch_size is not None)
 
 
 def _usual_batch_size(x: Tensor, device: torch.device) -> int:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrboost.ensemble import Ensemble
+from mrboost.ensemble import Classifier, Ensemble
 from mrboost.errors import InputError, check_new_name, unknown_name
 from mrboost.files import State
 from mrboost.seeds import global_stream
 
 from . import source
 from .black_box import as_model
-from .source import Classifier, Shape
+from .source import Shape
 
 Factory = Callable[[Shape, int], nn.Module]
 

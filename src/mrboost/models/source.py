@@ -8,7 +8,7 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from inspect import Parameter, isclass, signature
 from pathlib import Path
@@ -24,7 +24,6 @@ from mrboost.files import State, read_tensors, require_regular
 from .black_box import Session
 
 Shape = tuple[int, int, int]
-Classifier = Callable[[Tensor], Tensor]
 
 # What each alias needs, and how it is installed
 _PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}

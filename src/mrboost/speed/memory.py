@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
 import torch
+
+T = TypeVar("T")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -23,17 +28,35 @@ def halved(size: int, error: torch.OutOfMemoryError, *, fixed: bool = False) -> 
 
     Returns:
         Half the size.
-
-    Example::
-
-        while position < len(x):
-            try:
-                logits.append(model(x[position : position + size]))
-            except torch.OutOfMemoryError as error:
-                size = halved(size, error)
-                continue
-            position += size
     """
     if fixed or size <= 1:
         raise error
     return size // 2
+
+
+def in_batches(
+    answer: Callable[[slice], T], count: int, size: int, *, fixed: bool = False
+) -> Iterator[T]:
+    """What a function answers for one batch of rows after the other.
+
+    Args:
+        answer: gets ``size`` rows as a slice, which may go beyond the last; asked again for half as
+            many, and no more from then on, where memory runs out.
+        count: how many rows there are.
+        size: of a batch.
+        fixed: the user chose the size, so it is not changed.
+
+    Example:
+        >>> x = torch.arange(5.0)
+        >>> list(in_batches(lambda rows: x[rows].sum().item(), len(x), 2))
+        [1.0, 5.0, 4.0]
+    """
+    position = 0
+    while position < count:
+        try:
+            found = answer(slice(position, position + size))
+        except torch.OutOfMemoryError as error:
+            size = halved(size, error, fixed=fixed)
+            continue
+        yield found
+        position += size
