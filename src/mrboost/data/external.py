@@ -1,10 +1,11 @@
-"""Images from a ``DataLoader`` or a dataset of torch's, read once into tensors."""
+"""Images from a ``DataLoader``, a dataset of torch's or any batches, as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -60,14 +61,11 @@ def _read(source: Source, memory: float, progress: bool) -> Split:
     parts: list[Tensor] = []
     labels: list[Tensor] = []
     seen = used = 0
-    total = _count(source)
+    total = count(source)
     with Meter(progress, "read", " images") as meter:
         meter.begin(total)
         meter.doing("reading the data")
         for x, y in _batches(source):
-            if parts and x.shape[1:] != parts[0].shape[1:]:
-                shapes = f"{tuple(parts[0].shape[1:])} and {tuple(x.shape[1:])}"
-                raise InputError(f"images have the shapes {shapes}: resize or crop them")
             parts.append(_packed(x))
             labels.append(y)
             seen += len(y)
@@ -84,31 +82,51 @@ def _read(source: Source, memory: float, progress: bool) -> Split:
 
 def _batches(source: Source) -> Iterator[tuple[Tensor, Tensor]]:
     """Batch by batch in the order of the images."""
-    loader: Iterable[Any] = source if isinstance(source, DataLoader) else _loader(source)
+    loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=256)
     in_order = (RandomSampler, SequentialSampler)
     if isinstance(source, DataLoader) and source.batch_size and type(source.sampler) in in_order:
         how: Any = {"num_workers": source.num_workers, "collate_fn": source.collate_fn}
         loader = DataLoader(source.dataset, source.batch_size, **how)
     try:
-        for pair in loader:
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                kind = type(pair).__name__
-                raise InputError(f"a loader gives pairs (images, labels), this one gave {kind}")
-            yield as_tensors(*pair)
+        yield from pairs(loader)
     except TypeError as error:
         remedy = "give the dataset a transform that makes tensors, ToTensor()"
         raise InputError(f"the images cannot be read ({error}): {remedy}") from error
 
 
-def _loader(source: TorchDataset[Any]) -> DataLoader[Any]:
-    return DataLoader(source, batch_size=256)
+def pairs(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels of each batch as tensors; refuses what is no pair of them, and images of
+    several shapes."""
+    shape = None
+    for pair in batches:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                f"batches are pairs (images, labels), got {type(pair).__name__}: choose two of "
+                "each, as in ((batch[0], batch[1]) for batch in loader)"
+            )
+        x, y = as_tensors(*pair)
+        shape = shape or x.shape[1:]
+        if x.shape[1:] != shape:
+            shapes = f"{tuple(shape)} and {tuple(x.shape[1:])}"
+            raise InputError(
+                f"images must all have the same shape, got {shapes}: resize or crop them"
+            )
+        yield x, y
 
 
-def _count(source: Source) -> int | None:
-    """How many images there are, if that is known."""
-    images = source.dataset if isinstance(source, DataLoader) else source
-    known = isinstance(images, Sized) and not isinstance(images, IterableDataset)
-    return len(images) if known else None  # type: ignore[arg-type]
+def count(source: object) -> int | None:
+    """How many images there are, if that is known; of a ``DataLoader`` that drops its last batch,
+    how many there are with that."""
+    if isinstance(source, DataLoader):
+        source = source.sampler if source.batch_size is not None else None
+    elif not (isinstance(source, Tensor | np.ndarray | Split) or is_map(source)):
+        return None
+    return len(source) if isinstance(source, Sized) else None
+
+
+def is_map(source: object) -> bool:
+    """Whether it is a dataset of single images, by number."""
+    return isinstance(source, TorchDataset) and not isinstance(source, IterableDataset)
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from mrboost.devices import lost_processes, make_fabric
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
-from mrboost.evaluation.measurements import Measurements
+from mrboost.evaluation.observers import Measurements
 from mrboost.evaluation.result import Evaluation, UnfinishedError
 from mrboost.files import digest, require_inside
 from mrboost.threat import ball
