@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrboost.data.archives import reading
 from mrboost.data.mapped import Mapped
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError, reading, unknown_name
 from mrboost.seeds import derive
 
 MAX_CLASSES = 100_000

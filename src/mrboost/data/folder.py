@@ -33,12 +33,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mrboost.data.archives import Budget, Member, Wanted, members, reason
+from mrboost.data.archives import Budget, Member, Wanted, members
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
 from mrboost.data.mapped import Mapped
 from mrboost.data.packing import Facts, Pack, Progress, cache
-from mrboost.errors import UNPRINTABLE, InputError, unknown_name
+from mrboost.errors import UNPRINTABLE, InputError, reason, unknown_name
 from mrboost.files import require_regular
 
 FOLDER = "folder:"

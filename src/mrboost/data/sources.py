@@ -22,12 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from mrboost.data.archives import reason
 from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
 from mrboost.data.folder import FOLDER, LAYOUT, Pictures, read_folder, user_path
 from mrboost.data.packing import cache
 from mrboost.data.registry import SOURCES, Source
-from mrboost.errors import InputError, look_up
+from mrboost.errors import InputError, look_up, reason
 from mrboost.progress import note
 
 Folder = str | Path | None

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import __version__
-from mrboost.data.archives import reason
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import InputError, look_up
+from mrboost.errors import InputError, look_up, reason
 from mrboost.files import replacing
 from mrboost.progress import Meter
 
