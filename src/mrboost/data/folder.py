@@ -36,8 +36,7 @@ from tqdm import tqdm
 from mrboost.data.archives import Budget, Member, Wanted, members
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
-from mrboost.data.mapped import Mapped
-from mrboost.data.packing import Facts, Pack, Progress, cache
+from mrboost.data.mapped import Facts, Mapped, Pack, Progress, cache
 from mrboost.errors import UNPRINTABLE, InputError, reason, unknown_name
 from mrboost.files import require_regular
 
