@@ -214,7 +214,7 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
-        "it gave list: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
+        "got list: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
         "Split has labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
         "DataLoader has labels of its own": lambda: mrboost.evaluate(
             model, DataLoader(TensorDataset(x, y)), y

@@ -21,14 +21,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from mrboost.devices import exact_float32
+from mrboost.devices import exact_float32, halved, in_batches
 from mrboost.ensemble import Classifier, Mixture
 from mrboost.errors import InputError, NanLogitsError
 from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.seeds import derive, hash_keys, image_keys, uniform_from_keys
 from mrboost.speed.graphs import Engine
-from mrboost.speed.memory import halved, in_batches
 from mrboost.threat import wide
 
 from .base import InBall, takes_arrays

@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mrboost.devices import in_batches
 from mrboost.ensemble import Classifier
-from mrboost.speed.memory import in_batches
 from mrboost.threat import Threat
 
 from .model import check_gradient, column_gradients, finite

@@ -15,7 +15,7 @@ from typing import Any, cast
 from mrboost import data as datasets
 from mrboost import models, recipes
 from mrboost.data import Dataset
-from mrboost.devices import end_processes, is_first_process
+from mrboost.devices import end_processes, is_first_process, is_out_of_memory
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
 from mrboost.evaluation.budget import TimeBudget
@@ -42,7 +42,6 @@ from mrboost.runs.given import given_model
 from mrboost.runs.join import join
 from mrboost.runs.predict import predict
 from mrboost.runs.verify import verify
-from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
 from mrboost.training.soup import soup
 

@@ -1,17 +1,16 @@
-"""Images from a ``DataLoader``, a dataset of torch's or any batches, as tensors."""
+"""Images from a ``DataLoader`` or a dataset of torch's, read once into tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from mrboost.data.dataset import Dataset, Split, as_tensors, from_tensors, hold_out
+from mrboost.data.dataset import Dataset, Split, count, from_tensors, hold_out, pairs
 from mrboost.errors import InputError
 from mrboost.progress import Meter
 
@@ -92,41 +91,6 @@ def _batches(source: Source) -> Iterator[tuple[Tensor, Tensor]]:
     except TypeError as error:
         remedy = "give the dataset a transform that makes tensors, ToTensor()"
         raise InputError(f"the images cannot be read ({error}): {remedy}") from error
-
-
-def pairs(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels of each batch as tensors; refuses what is no pair of them, and images of
-    several shapes."""
-    shape = None
-    for pair in batches:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(
-                f"batches are pairs (images, labels), got {type(pair).__name__}: choose two of "
-                "each, as in ((batch[0], batch[1]) for batch in loader)"
-            )
-        x, y = as_tensors(*pair)
-        shape = shape or x.shape[1:]
-        if x.shape[1:] != shape:
-            shapes = f"{tuple(shape)} and {tuple(x.shape[1:])}"
-            raise InputError(
-                f"images must all have the same shape, got {shapes}: resize or crop them"
-            )
-        yield x, y
-
-
-def count(source: object) -> int | None:
-    """How many images there are, if that is known; of a ``DataLoader`` that drops its last batch,
-    how many there are with that."""
-    if isinstance(source, DataLoader):
-        source = source.sampler if source.batch_size is not None else None
-    elif not (isinstance(source, Tensor | np.ndarray | Split) or is_map(source)):
-        return None
-    return len(source) if isinstance(source, Sized) else None
-
-
-def is_map(source: object) -> bool:
-    """Whether it is a dataset of single images, by number."""
-    return isinstance(source, TorchDataset) and not isinstance(source, IterableDataset)
 
 
 def _packed(x: Tensor) -> Tensor:

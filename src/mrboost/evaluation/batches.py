@@ -16,7 +16,7 @@ from mrboost.attacks.base import ball_of
 from mrboost.attacks.survivors import Hooks, InTurn, Points, run, seed_of
 from mrboost.attacks.survivors import check as check_searches
 from mrboost.data import Split
-from mrboost.devices import device_of, exact_float32
+from mrboost.devices import device_of, exact_float32, in_batches
 from mrboost.ensemble import Classifier, Mixture
 from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.files import State
@@ -25,7 +25,6 @@ from mrboost.models import BlackBox
 from mrboost.progress import Meter
 from mrboost.seeds import derive, global_stream, random_state, set_random_state
 from mrboost.speed.copies import quick
-from mrboost.speed.memory import in_batches
 from mrboost.threat import ball
 
 from .inputs import Chunk, fitted

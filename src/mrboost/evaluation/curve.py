@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, named
-from mrboost.data.external import count
+from mrboost.data.dataset import count
 from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.progress import Meter

@@ -16,7 +16,7 @@ from mrboost.attacks import Classifier, attacked
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
 from mrboost.attacks.stand_ins import of_tensors
 from mrboost.data import Split, as_tensors
-from mrboost.data.external import is_map, pairs
+from mrboost.data.dataset import is_map, pairs
 from mrboost.data.mapped import Mapped
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mrboost.attacks import APGD, FAB, PGD, Attack
 from mrboost.attacks.survivors import InTurn
-from mrboost.data.external import count
+from mrboost.data.dataset import count
 from mrboost.devices import from_all
 from mrboost.errors import InputError
 from mrboost.files import State, replacing

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrboost.devices import halved
 from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
 from mrboost.files import State
 
 from .copies import quick
-from .memory import halved
 
 # To capture a step takes as long as to run it so many times.
 _STEPS_PER_CAPTURE = 25
