@@ -9,8 +9,8 @@ when memory is short; none of it counts as the process's own.
                                       DIGEST.json      shape, classes, and what is known of them
 
 HASH stands for the path and what is made of its images, DIGEST for the names, sizes and times of
-change of the files, too: other files are packed anew, and the old ones removed. Packing that was
-killed goes on; DIGEST.json is written last, so that nothing is used that is not whole.
+change of the files, too: other files are packed anew, and the old ones removed. DIGEST.json is
+written last, so that nothing is used that is not whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -32,7 +32,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mrboost.errors import InputError
-from mrboost.files import locked, read_json, write_json
+from mrboost.files import locked, read_json, replacing, write_json
 
 PART = 2**25
 """Numbers in the images of one part: 128 MiB as float32."""
@@ -117,6 +117,10 @@ class Mapped:
 
 
 Facts = dict[str, Any]
+Fill = Callable[[np.ndarray], object]
+"""Decodes all images into an array."""
+Describe = Callable[[Mapped], Facts]
+"""More facts about the images, once they are there."""
 
 
 def cache() -> Path | None:
@@ -125,23 +129,6 @@ def cache() -> Path | None:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mrboost"
     except RuntimeError:
         return None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What is done of a file that is being packed.
-
-    Attributes:
-        done: images, in the order of the source.
-        problems: the files that could not be decoded, and why.
-    """
-
-    done: int
-    problems: Mapping[str, str]
-
-
-Fill = Callable[[np.ndarray, Progress, Callable[[Progress], None]], Progress]
-"""Decodes into the rows of an array what is not done, telling now and then how far it is."""
 
 
 @dataclass(frozen=True)
@@ -166,51 +153,50 @@ class Pack:
         return Mapped.open(self._file("images"), (sum(map(sum, facts["counts"])), *facts["shape"]))
 
     def make(
-        self, facts: Facts, fill: Fill, describe: Callable[[Mapped], Facts]
-    ) -> tuple[Facts, Mapping[str, str]]:
+        self,
+        facts: Facts,
+        fill: Callable[[np.ndarray], object],
+        describe: Callable[[Mapped], Facts],
+    ) -> Facts:
         """Pack what is not packed yet; one process does it while others wait.
 
         Args:
             facts: "shape" of an image and "counts" of both splits by class, among others.
-            fill: decodes.
+            fill: decodes all images into an array.
             describe: more facts about the images, once they are there.
 
         Returns:
-            All facts, and the files that could not be decoded, if there are any.
+            All facts.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder / "lock"):
                 if (found := self.facts()) is not None:
-                    return found, {}
+                    return found
                 return self._make(facts, fill, describe)
         except OSError as error:
             problem = f"cannot pack the images into {self.folder} ({error.strerror})"
             raise InputError(f"{problem}: set XDG_CACHE_HOME to another folder") from None
 
     def _make(
-        self, facts: Facts, fill: Fill, describe: Callable[[Mapped], Facts]
-    ) -> tuple[Facts, Mapping[str, str]]:
-        partial, note = self._file("partial"), self._file("progress")
+        self,
+        facts: Facts,
+        fill: Callable[[np.ndarray], object],
+        describe: Callable[[Mapped], Facts],
+    ) -> Facts:
         for old in self.folder.iterdir():
-            if old.name != "lock" and not (old in (partial, note) and note.exists()):
+            if old.name != "lock":
                 with suppress(OSError):  # Windows keeps a file that is open
                     old.unlink()
         shape = (sum(map(sum, facts["counts"])), *facts["shape"])
-        progress = Progress(0, {})
-        if note.exists():
-            progress = Progress(**read_json(note))
-        else:
-            self._reserve(partial, prod(shape))
-        if problems := _filled(partial, note, shape, progress, fill):
-            partial.unlink()
-            note.unlink()
-            return facts, problems
-        facts = facts | describe(Mapped.open(partial, shape))
-        partial.replace(self._file("images"))
+        with replacing(self._file("images")) as temporary:
+            self._reserve(temporary, prod(shape))
+            images = np.memmap(temporary, np.uint8, mode="r+", shape=shape)
+            fill(images)
+            images.flush()
+            facts = facts | describe(Mapped.open(temporary, shape))
         write_json(self._file("json"), facts)
-        note.unlink()
-        return facts, {}
+        return facts
 
     def _reserve(self, file: Path, size: int) -> None:
         """Take the room on the disk now: a mapped file that cannot grow would end the process."""
@@ -229,19 +215,3 @@ class Pack:
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"{self.digest}.{kind}"
-
-
-def _filled(
-    partial: Path, note: Path, shape: tuple[int, ...], progress: Progress, fill: Fill
-) -> Mapping[str, str]:
-    """Fill the file from where ``progress`` is; gives the files that could not be decoded."""
-    images = np.memmap(partial, np.uint8, mode="r+", shape=shape)
-
-    def save(now: Progress) -> None:
-        images.flush()
-        write_json(note, vars(now))
-
-    save(progress)
-    progress = fill(images, progress, save)
-    save(progress)
-    return progress.problems

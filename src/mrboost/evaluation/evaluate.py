@@ -31,9 +31,9 @@ from mrboost.threat import no_radius, radius
 
 from .batches import Runner, check_attacks
 from .budget import TimeBudget
-from .doubts import probe
 from .inputs import Chunk, Images, chunks
 from .observers import Examples, Measurements, Observer, ProgressReport
+from .probe import probe
 from .result import Evaluation, UnfinishedError
 from .resume import Saved
 

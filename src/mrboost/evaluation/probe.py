@@ -36,7 +36,7 @@ from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import keep_random_state
 from mrboost.threat import ball
 
-from .outcomes import Doubt
+from .doubts import Doubt
 
 _QUERIES = 300
 
