@@ -11,8 +11,8 @@ table and dumps as JSON. On the way,
 - ``observers`` are told what is found: progress, doubts about the model, adversarial images, and
   ``Measurements``, which puts chunks and processes together and sums up;
 - ``result`` and ``statistics`` are the figures: outcomes, intervals, comparisons;
-- ``doubts`` are the reasons not to believe them, ``probe`` looks at the model for some; ``curve`` is
-  accuracy against eps;
+- ``doubts`` are the reasons not to believe them; ``probe`` looks for some in the model;
+- ``curve`` is accuracy against eps;
 - ``page`` shows them in HTML.
 """
 
