@@ -221,7 +221,7 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),
         "images cannot be read as an array": lambda: mrboost.evaluate(model, None, y),  # type: ignore[arg-type]
         "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
-        "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
+        "got dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
         "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
         r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(
             model, [(x, y), (x[:, :, :4], y)]
