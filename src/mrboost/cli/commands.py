@@ -18,7 +18,7 @@ from mrboost.data import Dataset
 from mrboost.devices import end_processes, is_first_process, is_out_of_memory
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
-from mrboost.evaluation.budget import TimeBudget
+from mrboost.evaluation.inputs import TimeBudget
 from mrboost.evaluation.page import has_autoattack
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias

@@ -3,9 +3,9 @@
 ``evaluate(model, x, y, "autoattack", eps=8 / 255)`` gives an ``Evaluation``, which prints as a
 table and dumps as JSON. On the way,
 
-- ``inputs`` turns arrays, loaders and splits into chunks, checked together with the model;
+- ``inputs`` turns arrays, loaders and splits into chunks, checked together with the model, and
+  chooses images where the time is limited;
 - ``evaluate.measure`` is the loop: for each chunk, for each attack, ``batches.Runner.run``;
-- ``budget`` chooses images where the time is limited;
 - ``batches`` runs an attack on a chunk, and asks the model batch by batch;
 - ``resume`` keeps what is finished, so that an interrupted evaluation can go on;
 - ``observers`` are told what is found: progress, doubts about the model, adversarial images, and

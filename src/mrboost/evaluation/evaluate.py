@@ -30,8 +30,7 @@ from mrboost.seeds import keep_random_state
 from mrboost.threat import no_radius, radius
 
 from .batches import Runner, check_attacks
-from .budget import TimeBudget
-from .inputs import Chunk, Images, chunks
+from .inputs import Chunk, Images, TimeBudget, chunks
 from .observers import Examples, Measurements, Observer, ProgressReport
 from .probe import probe
 from .result import Evaluation, UnfinishedError
