@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from commands import checks, quantised
 from mrboost import InputError, evaluate
 from mrboost.attacks import APGD, AutoAttack, Quick, Square
-from mrboost.attacks.quick import NEAR, NEAREST
+from mrboost.attacks.autoattack import NEAR, NEAREST
 from mrboost.attacks.survivors import Hooks, Points, run
 from mrboost.attacks.targets import CANDIDATES, nearest_first
 from mrboost.threat import ball

@@ -210,7 +210,10 @@ def test_what_a_name_may_stand_for(name: str, here, capsys) -> None:
         ("mynets:linear --data digits --weights code.pt", "unpickling more could run code"),
         ("mynets:linear --data digits --weights w.pkl", "unpickling more could run code"),
         ("mynets.py --data digits", "a model is named as file.py:function"),
-        ("mynets:linear --data digits --weights w.safetensors", "it lacks 1.bias, 1.weight"),
+        (
+            "mynets:linear --data digits --weights w.safetensors",
+            'Missing key(s) in state_dict: "1.weight"',
+        ),
         ("mynets:answers --data digits --weights w.safetensors", "is a function of images"),
         ("mynets:linear --data digits --normalize 0.3", "normalize is MEAN,STD"),
         ("mynets:linear --data digits --norm L2", "give --eps for norm 'L2'"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from commands import development_data
-from mrboost.data import load, registry
+from mrboost.data import load, sources
 from mrboost.data.pickles import read_pickle
 from mrboost.errors import InputError
 from samples import CIFAR, pack, python2_pickle, python3_pickle, refusal, write_cifar
@@ -53,9 +53,9 @@ def test_the_official_files_and_a_changed_one(tmp_path, kind, mean):
 
 
 def test_cifar_class_names_follow_the_official_order():
-    assert registry.SOURCES["cifar10"].classes[3] == "cat"
-    assert registry.SOURCES["cifar100"].classes[19] == "cattle"
-    assert registry.SOURCES["cifar100"].classes[99] == "worm"
+    assert sources.SOURCES["cifar10"].classes[3] == "cat"
+    assert sources.SOURCES["cifar100"].classes[19] == "cattle"
+    assert sources.SOURCES["cifar100"].classes[99] == "worm"
 
 
 def test_an_array_in_fortran_order_is_read_as_such(tmp_path):
@@ -87,11 +87,11 @@ def array(data, dtype):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (nested(300_000), "asks for tuples-in-tuples"),
+        (nested(300_000), "asks for keys-that-are-no-text"),
         (nested(1), "asks for keys-that-are-no-text"),
-        (doubling(36), "asks for tuples-in-tuples"),
-        (b"\x80\x02(" + 17 * b"K\x01" + b"t.", "asks for a-long-tuple"),
-        (pickle.dumps({"labels": [[1] * 10] * 10}), "asks for lists-of-objects"),
+        (doubling(36), "asks for keys-that-are-no-text"),
+        (b"\x80\x02(" + 17 * b"K\x01" + b"t.", "holds a tuple"),
+        (pickle.dumps({"labels": [[1] * 10] * 10}), "'labels' is neither an array"),
         (pickle.dumps({"labels": [1, "a"]}), "'labels' is neither an array"),
         (pickle.dumps({"labels": [2**40]}), "damaged pickle|'labels' is neither"),
         (pickle.dumps({"labels": {1}}), "asks for EMPTY_SET"),

@@ -341,7 +341,7 @@ def test_takes_loaders_splits_and_one_hot_labels(model, digits, monkeypatch) -> 
     ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *bad, "fgsm")
-    with pytest.raises(InputError, match=r"must give pairs \(images, labels\), it gave Tensor"):
+    with pytest.raises(InputError, match=r"pairs \(images, labels\), got Tensor"):
         mrboost.evaluate(model, iter([x]), None, "fgsm")
 
 

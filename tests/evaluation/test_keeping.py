@@ -18,7 +18,7 @@ from torch import Tensor
 import mrboost
 from mrboost import InputError
 from mrboost.attacks import FGSM, PGD, Square, autoattack
-from mrboost.evaluation import chunk, inputs, observers
+from mrboost.evaluation import batches, inputs, observers
 from mrboost.files import read_tensors
 
 
@@ -126,7 +126,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     of a model that draws."""
     split = digits.test[:45]
     monkeypatch.setattr(inputs, "CHUNK", 20 * 64)
-    monkeypatch.setattr(chunk, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(batches, "SAVE_EVERY", 0.0)
     attacks = {"pgd": PGD(0.15, steps=3), "aa": small_autoattack}
 
     class Count:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from commands import checks, quantised
 from mrboost import Ensemble, Mixture, evaluate
 from mrboost.attacks import Square, attacked
-from mrboost.evaluation.doubts import checks as doubt_checks
-from mrboost.evaluation.doubts import probe
+from mrboost.evaluation.probe import probe
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +213,7 @@ def test_logits_that_are_nan_within_the_ball_end_no_look(undefended, images, mon
             squares.append(True)
             return super().begin(*points)
 
-    monkeypatch.setattr(doubt_checks, "Square", Watched)
+    monkeypatch.setattr("mrboost.evaluation.probe.Square", Watched)
     found = {doubt.check: doubt.message for doubt in probe(network, *images, eps=0.02)}
     assert "get logits that are NaN" in found["squares"]
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, named
+from mrboost.data.dataset import count
 from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.threat import radius
 
 from .batches import attacked_batches, still_correct
-from .inputs import Chunk, Images, chunks, count, fitted
+from .inputs import Chunk, Images, chunks, fitted
 from .statistics import Interval, wilson_interval
 
 
