@@ -30,7 +30,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_training_its_figures_and_its_report(here: Path, capsys) -> None:
     write_pictures(here / "pictures", "abc")
     train = ["train", "mrboost", "--data", "folder:pictures", "--model", "cnn-digits"]
-    train += ["--eps", "0.1", "--epochs", "2", "--device", "cpu"]
+    train += ["--epochs", "2", "--device", "cpu"]
     done(*train, "--rounds", "2", "--out", "boosted")
     lines = lines_of(capsys)
     assert sum("  kept: " in line for line in lines) == 4 + 2, "each epoch, and each round"

@@ -87,11 +87,11 @@ def array(data, dtype):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (nested(300_000), "asks for keys-that-are-no-text"),
+        (nested(300_000), "asks for tuples-in-tuples"),
         (nested(1), "asks for keys-that-are-no-text"),
-        (doubling(36), "asks for keys-that-are-no-text"),
-        (b"\x80\x02(" + 17 * b"K\x01" + b"t.", "holds a tuple"),
-        (pickle.dumps({"labels": [[1] * 10] * 10}), "'labels' is neither an array"),
+        (doubling(36), "asks for tuples-in-tuples"),
+        (b"\x80\x02(" + 17 * b"K\x01" + b"t.", "asks for a-long-tuple"),
+        (pickle.dumps({"labels": [[1] * 10] * 10}), "asks for lists-of-objects"),
         (pickle.dumps({"labels": [1, "a"]}), "'labels' is neither an array"),
         (pickle.dumps({"labels": [2**40]}), "damaged pickle|'labels' is neither"),
         (pickle.dumps({"labels": {1}}), "asks for EMPTY_SET"),

@@ -92,14 +92,15 @@ def test_other_files_are_packed_anew_and_the_old_ones_removed(packing, tmp_path)
     assert len(list(packing.rglob("*.images"))) == 1
     assert load(f"folder:{path}?size=3").shape == (3, 3, 3)
     assert len(list(packing.rglob("*.images"))) == 2
-    assert not list(packing.rglob("*.tmp"))
+    assert not list(packing.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("kind", ["tree", "tar"])
-def test_packing_that_was_killed_starts_anew(packing, tmp_path, monkeypatch, kind):
+def test_packing_that_was_killed_goes_on(packing, tmp_path, monkeypatch, kind):
     path = pack(tmp_path / f"pictures.{kind}", pictures(per_class=9))
     expected = load(f"folder:{path}").fingerprint()
     os.utime(path if kind == "tar" else path / "train/cat/0.png", ns=(1, 1))
+    monkeypatch.setattr(folder, "SAVE_EVERY", 0)
     decoded = []
 
     class Killed(folder.Decoder):
@@ -113,9 +114,12 @@ def test_packing_that_was_killed_starts_anew(packing, tmp_path, monkeypatch, kin
         killing.setattr(folder, "Decoder", Killed)
         with pytest.raises(KeyboardInterrupt):
             load(f"folder:{path}")
-    assert not list(packing.rglob("*.json"))
+    assert len(list(packing.rglob("*.partial"))) == 1
+    assert not list(packing.rglob("*.images"))
+    decoded.clear()
+    monkeypatch.setattr(folder, "Decoder", Killed)
     assert load(f"folder:{path}").fingerprint() == expected
-    assert len([file for file in packing.rglob("*") if file.is_file()]) == 3  # lock, images, json
+    assert len(decoded) == 36 - 20  # those since the last note are decoded again
 
 
 def test_damaged_images_and_a_full_disk_are_refused(packing, tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def evaluating(rng: random.Random, folder: Path) -> None:
     if rng.random() < 0.3:
         options["batch_size"] = rng.choice([1, 2, 0, -1, 10**9, 1.5, "2", None])
     if rng.random() < 0.3:
-        kept = [folder, str(folder / "a"), folder / "file" / "a"]
+        kept = [folder, str(folder / "a"), folder / ("x" * 300), "a\0b", folder / "file" / "a"]
         (folder / "file").touch()
         options[rng.choice(["keep", "examples"])] = rng.choice(kept)
     attack = rng.choice(NAMES) if rng.random() < 0.6 else attacks.PGD(0.1, steps=1)

@@ -18,11 +18,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -36,7 +36,7 @@ from tqdm import tqdm
 from mrboost.data.archives import Budget, Member, Wanted, members
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
-from mrboost.data.mapped import Facts, Mapped, Pack, cache
+from mrboost.data.mapped import Facts, Mapped, Pack, Progress, cache
 from mrboost.errors import UNPRINTABLE, InputError, reason, unknown_name
 from mrboost.files import require_regular
 
@@ -48,6 +48,8 @@ LAYOUT = f"expected train/CLASS/IMAGE and test/CLASS/IMAGE (IMAGE: {', '.join(SU
 MAX_SIZE = 4096  # pixels
 IN_MEMORY = 2**29
 """Bytes of pixels from which on they are packed into a file."""
+SAVE_EVERY = 5.0
+"""Seconds between two notes of what is packed."""
 LARGE = 2**14
 """Numbers in an image from which on several threads decode."""
 SHOWN = 3
@@ -139,9 +141,13 @@ def read_folder(source: Pictures) -> tuple[Split, Split, tuple[str, ...], Facts]
     facts: Facts = {"shape": plan.shape, "counts": plan.counts, "classes": plan.classes}
     if place is None or size <= IN_MEMORY:
         x = np.empty((len(plan.rows), *plan.shape), np.uint8)
-        _decode(source, plan.rows, survey.problems, x)
+        progress = _decode(source, plan.rows, x, Progress(0, survey.problems), print)
+        _refuse(source, progress.problems)
         return *_splits_of(torch.from_numpy(x), facts), {}
     _refuse(source, survey.problems)
+
+    def fill(x: np.ndarray, done: Progress, save: Callable[[Progress], None]) -> Progress:
+        return _decode(source, plan.rows, x, done, save)
 
     def describe(images: Mapped) -> Facts:
         train, _, _ = _splits_of(images, facts)
@@ -149,7 +155,8 @@ def read_folder(source: Pictures) -> tuple[Split, Split, tuple[str, ...], Facts]
         return {"fingerprint": train.fingerprint(), "mean": mean, "std": std}
 
     pack = pack or Pack(place, _digest(source))
-    facts = pack.make(facts, partial(_decode, source, plan.rows, {}), describe)
+    facts, problems = pack.make(facts, fill, describe)
+    _refuse(source, problems)
     return *_splits_of(pack.open(facts), facts), facts
 
 
@@ -235,16 +242,23 @@ def _disk(place: Path | None) -> int:
 
 
 def _decode(
-    source: Pictures, rows: Mapping[str, int], problems: Mapping[str, str], x: np.ndarray
-) -> None:
-    """Decode each image into its row of ``x``; refuses all files that cannot be used, ``problems``
-    included.
+    source: Pictures,
+    rows: Mapping[str, int],
+    x: np.ndarray,
+    progress: Progress,
+    save: Callable[[Progress], None],
+) -> Progress:
+    """Decode each image into its row of ``x``.
 
     Several threads share large images. Small ones take most of their time in Python, and two
     threads took longer.
     """
     decoder = Decoder(source.size, source.background)
-    problems = dict(problems)
+    problems = dict(progress.problems)
+    skip = iter(range(progress.done))
+
+    def wanted(path: PurePosixPath) -> bool:
+        return str(path) in rows and next(skip, None) is None
 
     def decoded(member: Member) -> Pixels | UnusableError:
         try:
@@ -252,9 +266,10 @@ def _decode(
         except UnusableError as error:
             return error
 
-    found = _members(source, lambda path: str(path) in rows, Budget(source.path))
+    done, saved = progress.done, time.monotonic()
+    found = _members(source, wanted, Budget(source.path))
     files = (member for member in found if member.data is not None)
-    shown = iter(_progress(files, f"decoding {source.path.name}", len(rows)))
+    shown = iter(_progress(files, f"decoding {source.path.name}", done, len(rows)))
     threads = min(16, os.cpu_count() or 1) if prod(x.shape[1:]) > LARGE else 1
     with ThreadPoolExecutor(threads) as pool:
         while some := list(islice(shown, 4 * threads)):
@@ -266,7 +281,11 @@ def _decode(
                 elif name not in problems:  # it has another size
                     # a grey image among coloured ones fills all three channels
                     x[rows[name]] = pixels
-    _refuse(source, problems)
+            done += len(some)
+            if time.monotonic() - saved >= SAVE_EVERY:
+                save(Progress(done, problems))
+                saved = time.monotonic()
+    return Progress(done, problems)
 
 
 def _refuse(source: Pictures, problems: Mapping[str, str]) -> None:
@@ -281,8 +300,10 @@ def _refuse(source: Pictures, problems: Mapping[str, str]) -> None:
         raise InputError(f"{source.path}: {'; '.join(shown)}{more}: {remedy}")
 
 
-def _progress(source: Iterable[Member], what: str, total: int | None = None) -> Iterable[Member]:
-    shown: Any = {"disable": None, "delay": 2, "leave": False, "total": total}
+def _progress(
+    source: Iterable[Member], what: str, done: int = 0, total: int | None = None
+) -> Iterable[Member]:
+    shown: Any = {"disable": None, "delay": 2, "leave": False, "initial": done, "total": total}
     bar: Iterable[Member] = tqdm(source, desc=what, unit=" images", **shown)
     return bar
 

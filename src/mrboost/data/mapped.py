@@ -9,8 +9,8 @@ when memory is short; none of it counts as the process's own.
                                       DIGEST.json      shape, classes, and what is known of them
 
 HASH stands for the path and what is made of its images, DIGEST for the names, sizes and times of
-change of the files, too: other files are packed anew, and the old ones removed. DIGEST.json is
-written last, so that nothing is used that is not whole.
+change of the files, too: other files are packed anew, and the old ones removed. Packing that was
+killed goes on; DIGEST.json is written last, so that nothing is used that is not whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -32,7 +32,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mrboost.errors import InputError
-from mrboost.files import locked, read_json, replacing, write_json
+from mrboost.files import locked, read_json, write_json
 
 PART = 2**25
 """Numbers in the images of one part: 128 MiB as float32."""
@@ -117,10 +117,6 @@ class Mapped:
 
 
 Facts = dict[str, Any]
-Fill = Callable[[np.ndarray], object]
-"""Decodes all images into an array."""
-Describe = Callable[[Mapped], Facts]
-"""More facts about the images, once they are there."""
 
 
 def cache() -> Path | None:
@@ -129,6 +125,23 @@ def cache() -> Path | None:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mrboost"
     except RuntimeError:
         return None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is done of a file that is being packed.
+
+    Attributes:
+        done: images, in the order of the source.
+        problems: the files that could not be decoded, and why.
+    """
+
+    done: int
+    problems: Mapping[str, str]
+
+
+Fill = Callable[[np.ndarray, Progress, Callable[[Progress], None]], Progress]
+"""Decodes into the rows of an array what is not done, telling now and then how far it is."""
 
 
 @dataclass(frozen=True)
@@ -153,50 +166,51 @@ class Pack:
         return Mapped.open(self._file("images"), (sum(map(sum, facts["counts"])), *facts["shape"]))
 
     def make(
-        self,
-        facts: Facts,
-        fill: Callable[[np.ndarray], object],
-        describe: Callable[[Mapped], Facts],
-    ) -> Facts:
+        self, facts: Facts, fill: Fill, describe: Callable[[Mapped], Facts]
+    ) -> tuple[Facts, Mapping[str, str]]:
         """Pack what is not packed yet; one process does it while others wait.
 
         Args:
             facts: "shape" of an image and "counts" of both splits by class, among others.
-            fill: decodes all images into an array.
+            fill: decodes.
             describe: more facts about the images, once they are there.
 
         Returns:
-            All facts.
+            All facts, and the files that could not be decoded, if there are any.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with locked(self.folder / "lock"):
                 if (found := self.facts()) is not None:
-                    return found
+                    return found, {}
                 return self._make(facts, fill, describe)
         except OSError as error:
             problem = f"cannot pack the images into {self.folder} ({error.strerror})"
             raise InputError(f"{problem}: set XDG_CACHE_HOME to another folder") from None
 
     def _make(
-        self,
-        facts: Facts,
-        fill: Callable[[np.ndarray], object],
-        describe: Callable[[Mapped], Facts],
-    ) -> Facts:
+        self, facts: Facts, fill: Fill, describe: Callable[[Mapped], Facts]
+    ) -> tuple[Facts, Mapping[str, str]]:
+        partial, note = self._file("partial"), self._file("progress")
         for old in self.folder.iterdir():
-            if old.name != "lock":
+            if old.name != "lock" and not (old in (partial, note) and note.exists()):
                 with suppress(OSError):  # Windows keeps a file that is open
                     old.unlink()
         shape = (sum(map(sum, facts["counts"])), *facts["shape"])
-        with replacing(self._file("images")) as temporary:
-            self._reserve(temporary, prod(shape))
-            images = np.memmap(temporary, np.uint8, mode="r+", shape=shape)
-            fill(images)
-            images.flush()
-            facts = facts | describe(Mapped.open(temporary, shape))
+        progress = Progress(0, {})
+        if note.exists():
+            progress = Progress(**read_json(note))
+        else:
+            self._reserve(partial, prod(shape))
+        if problems := _filled(partial, note, shape, progress, fill):
+            partial.unlink()
+            note.unlink()
+            return facts, problems
+        facts = facts | describe(Mapped.open(partial, shape))
+        partial.replace(self._file("images"))
         write_json(self._file("json"), facts)
-        return facts
+        note.unlink()
+        return facts, {}
 
     def _reserve(self, file: Path, size: int) -> None:
         """Take the room on the disk now: a mapped file that cannot grow would end the process."""
@@ -215,3 +229,19 @@ class Pack:
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"{self.digest}.{kind}"
+
+
+def _filled(
+    partial: Path, note: Path, shape: tuple[int, ...], progress: Progress, fill: Fill
+) -> Mapping[str, str]:
+    """Fill the file from where ``progress`` is; gives the files that could not be decoded."""
+    images = np.memmap(partial, np.uint8, mode="r+", shape=shape)
+
+    def save(now: Progress) -> None:
+        images.flush()
+        write_json(note, vars(now))
+
+    save(progress)
+    progress = fill(images, progress, save)
+    save(progress)
+    return progress.problems

@@ -1,16 +1,14 @@
 """The part of Python's pickle format that CIFAR's files use, read without running anything.
 
 A pickle is a program for a small stack machine that may call any function: ``pickle.load`` of a
-stranger's file runs the stranger's code. Here the machine knows only the instructions that build a
-dictionary of arrays, lists and strings, and no function: a call is recorded, not made. At the end
-the record of an array is checked and becomes one.
+stranger's file runs the stranger's code. Here ``pickletools`` splits the program into instructions,
+and only those that build a dictionary of arrays, lists and strings are carried out. A call is
+recorded, not made; at the end the record of an array is checked and becomes one.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import pickletools
 import re
 from collections.abc import Callable
@@ -24,30 +22,22 @@ from mrboost.errors import InputError, reading
 
 MAX_INSTRUCTIONS = 1_000_000  # the longest official file, CIFAR-100's train batch, has 200,362
 MAX_INTEGER = 2**31
+MAX_TUPLE = 16  # the longest official one, the state of a dtype, has 8 items
 
 Entry = NDArray[Any] | list[int] | list[str] | str
 
-_CLASSES = {"numpy.ndarray", "numpy.dtype"}
-_ARRAYS = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
-_BUFFERS = {f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")}  # protocol 5
-_BYTES = "_codecs.encode"  # how Python 3 writes bytes in protocol 2
+_CLASSES = {"numpy ndarray", "numpy dtype"}
+_ARRAYS = {f"numpy.{core}.multiarray _reconstruct" for core in ("core", "_core")}
+_BUFFERS = {f"numpy.{core}.numeric _frombuffer" for core in ("core", "_core")}  # protocol 5
+_BYTES = "_codecs encode"  # how Python 3 writes bytes in protocol 2
 _KNOWN = {*_CLASSES, *_ARRAYS, *_BUFFERS, _BYTES}
-_NAMES = {ord(one.code): one.name for one in pickletools.opcodes}
-_Unpickler: Any = pickle._Unpickler
-_INSTRUCTIONS = set(
-    """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1 STRING
-    BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES
-    BYTEARRAY8 EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM
-    SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD BINPUT LONG_BINPUT MEMOIZE BINGET
-    LONG_BINGET""".split()  # noqa: SIM905
-)
 
 
 def read_pickle(content: bytes, where: str) -> dict[str, Entry]:
     """The dictionary in a pickle: text keys to arrays, lists of small integers, lists of strings,
     or strings. Raises InputError for everything else; ``where`` names the file in messages."""
     with reading(f"{where}: damaged pickle", "get the official archive again"):
-        result = _Machine(content, where).load()
+        result = _Machine(where).run(content)
         if not isinstance(result, dict):
             raise InputError(f"{where}: holds a {type(result).__name__}: get it again")
         return {_text(key): _entry(_text(key), value, where) for key, value in result.items()}
@@ -81,7 +71,7 @@ def _array(call: _Call) -> NDArray[Any]:
     code = _text(dtype.state[1]) + _text(dtype.arguments[0])
     if isinstance(raw, str):
         raw = raw.encode("latin-1")
-    if not re.fullmatch(r"[|<>=]?[iu][1248]", code) or not isinstance(raw, bytes):
+    if not re.fullmatch(r"[|<>=]?[iu][1248]", code) or not isinstance(raw, bytes | bytearray):
         raise ValueError(f"damaged array of type {code[:20]!r}")
     if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("damaged array: its shape is not made of whole numbers")
@@ -90,64 +80,122 @@ def _array(call: _Call) -> NDArray[Any]:
     return np.frombuffer(raw, code).reshape(shape, order="F" if order == "F" else "C")
 
 
+class _Name(str):
+    """The name of a function."""
+
+
 @dataclass
 class _Call:
     """A call of a function, and the state that the result would be given."""
 
     name: str
     arguments: tuple[Any, ...]
-    state: Any = ()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+    state: tuple[Any, ...] = ()
 
 
-class _Machine(_Unpickler):  # type: ignore[misc]
-    """Python's own machine, the one that is written in Python: what it builds is no larger than the
-    file. Nothing is hashed but text, since the hash of nested tuples could take for ever."""
+class _Machine:
+    """The stack machine. Lists hold numbers and strings only, dictionaries have text keys, and
+    tuples are at most two deep, so that no value is larger than the file or deeply nested."""
 
-    def __init__(self, content: bytes, where: str) -> None:
-        super().__init__(io.BytesIO(content), encoding="latin-1")
+    def __init__(self, where: str) -> None:
         self.where = where
-        self.left = MAX_INSTRUCTIONS
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
 
-    @property
-    def dispatch(self) -> _Machine:
-        """Gives the function of an instruction, as ``self[code]``."""
-        return self
-
-    def __getitem__(self, code: int) -> Callable[[_Machine], None]:
-        self.left -= 1
-        if self.left < 0:
-            raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
-        if (name := _NAMES[code]) not in _INSTRUCTIONS:
-            raise self.refused(name)
-        return _OWN.get(name, _Unpickler.dispatch[code])  # type: ignore[no-any-return]
+    def run(self, content: bytes) -> Any:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+            name = opcode.name
+            if count >= MAX_INSTRUCTIONS:
+                raise ValueError(f"more than {MAX_INSTRUCTIONS:,} instructions")
+            if name in _VALUES:
+                self.stack.append(argument)
+            elif name in _STEPS:
+                _STEPS[name](self, argument)
+            elif name not in ("PROTO", "FRAME", "STOP"):
+                raise self.refused(name)
+        return self.stack.pop()
 
     def refused(self, what: str) -> InputError:
         problem = f"{self.where}: the pickle asks for {what}, which no CIFAR file needs"
         return InputError(f"{problem}: refused, get the official archive")
 
-    def find_class(self, module: str, name: str) -> Any:
-        whole = f"{module}.{name}"
-        if whole not in _KNOWN:
-            raise self.refused(whole[:100])
-        if whole == _BYTES:
-            return lambda text, _: text
-        return lambda *arguments: _Call(whole, arguments)
+    def pop(self, count: int) -> list[Any]:
+        if not 0 <= count <= len(self.stack):
+            raise ValueError("too few values")
+        return [self.stack.pop() for _ in range(count)][::-1]
 
-    def read_bytes(self) -> None:
-        """Not into memory of any length that the file announces."""
-        self.append(self.read(int.from_bytes(self.read(8), "little")))
+    def pop_to_mark(self) -> list[Any]:
+        return self.pop(len(self.stack) - self.marks.pop())
 
-    def update(self, items: list[Any]) -> None:
+    def push_tuple(self, items: list[Any]) -> None:
+        if len(items) > MAX_TUPLE:
+            raise self.refused("a-long-tuple")
+        if any(isinstance(part, tuple) for item in items if type(item) is tuple for part in item):
+            raise self.refused("tuples-in-tuples-in-tuples")
+        self.stack.append(tuple(items))
+
+    def extend_list(self, items: list[Any]) -> None:
+        if not all(type(item) in (int, str, bytes) for item in items):
+            raise self.refused("lists-of-objects")
+        if not isinstance(self.stack[-1], list):
+            raise ValueError("items without a list")
+        self.stack[-1].extend(items)
+
+    def update_dict(self, items: list[Any]) -> None:
         if not all(isinstance(key, str | bytes) for key in items[::2]):
             raise self.refused("keys-that-are-no-text")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
+    def push_name(self, name: str) -> None:
+        if name not in _KNOWN:
+            raise self.refused(name.replace(" ", ".")[:100])
+        self.stack.append(_Name(name))
 
-_OWN: dict[str, Callable[[Any], None]] = {
-    "BYTEARRAY8": _Machine.read_bytes,
-    "SETITEM": lambda machine: machine.update([machine.stack.pop(-2), machine.stack.pop()]),
-    "SETITEMS": lambda machine: machine.update(machine.pop_mark()),
+    def call(self) -> None:
+        name, arguments = self.pop(2)
+        if not isinstance(name, _Name) or not isinstance(arguments, tuple):
+            raise ValueError("a call without a function")
+        self.stack.append(arguments[0] if name == _BYTES else _Call(name, arguments))
+
+    def set_state(self) -> None:
+        target, state = self.pop(2)
+        if not isinstance(target, _Call) or not isinstance(state, tuple):
+            raise ValueError("a state without an object")
+        target.state = state
+        self.stack.append(target)
+
+    def memoize(self, number: int | None) -> None:
+        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
+
+
+_VALUES = set(
+    """INT BININT BININT1 BININT2 LONG1 STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE
+    SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BYTEARRAY8""".split()  # noqa: SIM905
+)
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    "NONE": lambda m, _: m.stack.append(None),
+    "NEWTRUE": lambda m, _: m.stack.append(True),
+    "NEWFALSE": lambda m, _: m.stack.append(False),
+    "MARK": lambda m, _: m.marks.append(len(m.stack)),
+    "EMPTY_TUPLE": lambda m, _: m.push_tuple([]),
+    "TUPLE1": lambda m, _: m.push_tuple(m.pop(1)),
+    "TUPLE2": lambda m, _: m.push_tuple(m.pop(2)),
+    "TUPLE3": lambda m, _: m.push_tuple(m.pop(3)),
+    "TUPLE": lambda m, _: m.push_tuple(m.pop_to_mark()),
+    "EMPTY_LIST": lambda m, _: m.stack.append([]),
+    "APPEND": lambda m, _: m.extend_list(m.pop(1)),
+    "APPENDS": lambda m, _: m.extend_list(m.pop_to_mark()),
+    "EMPTY_DICT": lambda m, _: m.stack.append({}),
+    "SETITEM": lambda m, _: m.update_dict(m.pop(2)),
+    "SETITEMS": lambda m, _: m.update_dict(m.pop_to_mark()),
+    "GLOBAL": lambda m, name: m.push_name(name),
+    "STACK_GLOBAL": lambda m, _: m.push_name(" ".join(m.pop(2))),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.set_state(),
+    "BINPUT": _Machine.memoize,
+    "LONG_BINPUT": _Machine.memoize,
+    "MEMOIZE": _Machine.memoize,
+    "BINGET": lambda m, number: m.stack.append(m.memo[number]),
+    "LONG_BINGET": lambda m, number: m.stack.append(m.memo[number]),
 }

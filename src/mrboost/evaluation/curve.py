@@ -17,6 +17,7 @@ from mrboost.threat import radius
 
 from .batches import attacked_batches, still_correct
 from .inputs import Chunk, Images, chunks, fitted
+from .result import format_eps
 from .statistics import Interval, wilson_interval
 
 
@@ -73,11 +74,14 @@ def robustness_curve(
             # probabilities, for a randomised classifier
             alive = torch.ones(len(chunk.x), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
-                meter.doing(f"eps {eps:g}")
+                label = f"eps {format_eps(eps)}"
+                meter.doing(label)
                 _attack_survivors(alive, chunk, one)
                 standing[number] += alive.sum()
                 meter(len(alive))
-                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(alive)} stand")
+                meter.say(
+                    f"eps {format_eps(eps)} is done, {alive.mean():.2%} of {len(alive)} stand"
+                )
             seen += len(alive)
     return [
         Radius(eps, n / seen, wilson_interval(n, seen))

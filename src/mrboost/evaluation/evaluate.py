@@ -44,6 +44,17 @@ Ball = tuple[float | None, str]
 _PROBED = 8 / 255  # where doubts are looked for, and neither the user nor the attacks say a radius
 
 
+def _check_place(name: str, path: Path | None) -> None:
+    """Refuse a path that no file can have."""
+    try:
+        if path is not None:
+            path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}={str(path)!r:.200} cannot be: {error!s:.200}") from None
+
+
 @dataclass(frozen=True)
 class EvaluationOptions:
     """How an evaluation is done; the fields are those of ``evaluate``, and ``name``, which lines of
@@ -64,6 +75,8 @@ class EvaluationOptions:
             raise InputError(
                 f"batch_size must be at least 1, and whole, got {size}: leave it out, to be chosen"
             )
+        for name in ("keep", "examples"):
+            _check_place(name, getattr(self, name))
         if self.keep is not None and self.keep.exists() and not self.keep.is_dir():
             raise InputError(f"keep={str(self.keep)!r} is a file: name a folder")
         if self.resume and self.time_budget is not None:
