@@ -81,10 +81,8 @@ def test_ctrl_c_says_how_to_go_on(
 
     monkeypatch.setattr(Run, "log", interrupt)
     assert main(["train", "at", *pictures, "--out", str(tmp_path / "run"), "--epochs", "1"]) == 130
-    assert (
-        "interrupted; what is finished is kept: the same command with --resume goes on after the last"
-        in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "interrupted; what is finished is kept: the same command with --resume goes" in said
 
 
 def test_trainings_side_by_side_end_with_what_started_them(tmp_path: Path) -> None:
