@@ -51,14 +51,18 @@ _HOMES = {
     "soup": "training.soup",
 }
 
-_RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")
+_RECIPE_PARTS = ("awp", "exponential", "objectives", "samplers")
 # Modules that can also be imported by a shorter name: ``mrboost.samplers``
 _ALIASES = {
     "adaptive": "attacks.adaptive",
     "attacks.queue": "attacks.survivors",
     "copies": "speed.copies",
+    "initial": "recipes.optimisation",
     "loggers": "training.loggers",
     "outcomes": "evaluation.result",
+    "recipes.initial": "recipes.optimisation",
+    "recipes.schedules": "recipes.optimisation",
+    "schedules": "recipes.optimisation",
     **{name: f"recipes.{name}" for name in _RECIPE_PARTS},
 }
 

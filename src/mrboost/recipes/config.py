@@ -26,8 +26,8 @@ from mrboost.threat import ball, radius
 
 from .awp import AWP
 from .methods import RECIPES, Recipe
+from .optimisation import SCHEDULES
 from .samplers import SAMPLERS
-from .schedules import SCHEDULES
 
 # The least and the largest that the whole numbers of a training may be
 LIMITS = {

@@ -14,16 +14,14 @@ from typing import Any
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import InputError, check_new_name, look_up
+from mrboost.errors import InputError, check_new_name, check_part, look_up
 from mrboost.losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 
 from .awp import AWP
 from .exponential import Exp
-from .initial import Init, PerInit, RndInit
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
-from .parts import check_part
+from .optimisation import Init, OneCycle, PerInit, Piecewise, RndInit, Schedule
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
-from .schedules import OneCycle, Piecewise, Schedule
 
 _PARTS = ("sampler", "objective", "scope", "init", "start", "schedule")
 _NEEDED = {"sampler": ("joint",), "schedule": ("settled",)}
