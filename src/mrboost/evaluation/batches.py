@@ -15,6 +15,7 @@ from mrboost.data import Split
 from mrboost.devices import device_of, exact_float32
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError, NanLogitsError
+from mrboost.losses import margin
 from mrboost.speed.copies import quick
 from mrboost.speed.memory import halved
 from mrboost.threat import ball
@@ -24,12 +25,21 @@ from .inputs import fitted
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
     """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    found: list[list[Tensor]] = []
+    clean, robust = (scores(model, split, one)[0].mean().item() for one in (None, attack))
+    return clean, robust
+
+
+def scores(model: Classifier, split: Split, attack: Attack | None) -> tuple[Tensor, Tensor]:
+    """Of each image of a split that was checked when it was loaded, after the attack: whether it is
+    classified correctly, as ``is_correct`` says, and its margin."""
+    correct: list[Tensor] = []
+    margins: list[Tensor] = []
     for part in split.parts():
         fits, x = fitted(model, part.images())
-        found.append([still_correct(fits, x, part.y, one) for one in (None, attack)])
-    clean, robust = (torch.cat(parts).double().mean().item() for parts in zip(*found, strict=True))
-    return clean, robust
+        for images, logits, labels in attacked_batches(fits, x, part.y, attack):
+            correct.append(is_correct(fits, images, logits, labels))
+            margins.append(-margin(logits, labels, reduction="none").cpu().double())
+    return torch.cat(correct).double(), torch.cat(margins)
 
 
 def still_correct(

@@ -21,7 +21,7 @@ from mrboost.data import Dataset, Source, Split, validation_split
 from mrboost.devices import GO_ON, end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.evaluation import evaluate
+from mrboost.evaluation.batches import scores
 from mrboost.files import checksum
 from mrboost.models.source import fill, read_weights
 from mrboost.options import TrainingOptions
@@ -211,24 +211,29 @@ def _score_rounds(
     if not run.writes:
         return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
+    judge = config.judge(VALIDATION_STEPS)
     for count in range(1, run.rounds_done() + 1):
         if count in rows:
             continue
-        attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
         model = move_model(run.classifier("best", count), device)
-        scores = evaluate(model, held_out, None, attack, check=False)
-        rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
-            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}
-            for o in scores.outcomes
-        }
+        row: dict[str, Any] = {"round": count, "n": len(held_out), "on": config.select_on}
+        with global_stream(derive(config.seed, "score", count), device):
+            for name, attack in (("clean", None), (judge.name, judge)):
+                correct, margins = scores(model, held_out, attack)
+                row[name] = {
+                    "accuracy": correct.mean().item(),
+                    "margin": margins.mean().item(),
+                    "min_margin": margins.min().item(),
+                }
+        rows[count] = row
         with run.changing_results() as results:
             results["rounds"] = [rows[key] for key in sorted(rows)]
         if progress and config.rounds > 1:
-            clean, robust = scores.outcomes
+            robust = row[judge.name]
             note(
-                f"ensemble of {count}: clean {clean.accuracy:.1%}  {robust.attack} "
-                f"{robust.accuracy:.1%}  margin {robust.margin:.2f} "
-                f"(least {robust.min_margin:.2f})"
+                f"ensemble of {count}: clean {row['clean']['accuracy']:.1%}  {judge.name} "
+                f"{robust['accuracy']:.1%}  margin {robust['margin']:.2f} "
+                f"(least {robust['min_margin']:.2f})"
             )
 
 
