@@ -2,7 +2,7 @@
 
 Its message says what was wrong, with which value, and what to do, in one line; the command line
 prints that line and exits with status 2. Any other exception that escapes is a bug of the library
-and keeps its traceback.
+and keeps its traceback. Checks of names, and of parts of one's own, stand beside it.
 """
 
 from __future__ import annotations

@@ -37,14 +37,13 @@ if TYPE_CHECKING:
 VALIDATION_STEPS = 20
 _FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the device
 
-
 # Who watches a training: they get a record of each epoch or round, and never steer it
 Record = dict[str, int | float]
 Observer = Callable[[Record], object]
 Tell = Callable[[Mapping[str, int | float]], None]
 
 
-def teller(name: str, observer: Observer | None = None) -> Tell:
+def teller(name: str, observer: Observer | None) -> Tell:
     """Hands the observer, if there is one, a copy of each record. What it raises becomes a warning:
     the training of hours does not end with the connection to a logger, and several processes stay
     in step."""
@@ -85,7 +84,7 @@ def fit(
     round_: int = 1,
     run: Run | None = None,
     progress: bool = False,
-    tell: Tell = teller("on_epoch"),  # noqa: B008 — it tells nobody
+    tell: Tell = lambda _: None,
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen
     members of earlier rounds.
