@@ -93,9 +93,8 @@ def boost(
         if run is not None:
             _adopt(run, origin)
             fabric.barrier()
-        if not first_process:
-            on_epoch = on_round = None
-        told = teller("on_epoch", on_epoch), teller("on_round", on_round)
+        watched = (on_epoch, on_round) if first_process else (None, None)
+        told = teller("on_epoch", watched[0]), teller("on_round", watched[1])
         members = _rounds(config, dataset, fabric, run, origin, progress and first_process, told)
         if fabric.world_size > 1:
             end_processes()
