@@ -146,7 +146,7 @@ def measure(options: argparse.Namespace) -> None:
     test = dataset.test[: options.evaluate]
     network = network.to(fabric.device).eval()
     with row("evaluate", len(test), idle):
-        mrboost.evaluate(network, test, attack=FGSM(4 / 255), check=False)
+        mrboost.evaluate(network, test, attack=FGSM(4 / 255), check=False, batch_size=16)
 
 
 def _archive(options: argparse.Namespace) -> str:

@@ -49,7 +49,7 @@ def test_averaged_statistics(
     example = load(ROOT / "examples" / "averaged_statistics.py")
     # Clean accuracies will do
     monkeypatch.setattr(example, "PGD", lambda eps, steps, **how: PGD(eps, steps=1, **how))
-    monkeypatch.setattr(sys, "argv", ["averaged_statistics.py", "--steps", "80"])
+    monkeypatch.setattr(sys, "argv", ["averaged_statistics.py", "--steps", "50"])
     example.main()
     *_, row = capsys.readouterr().out.splitlines()
     clean = [float(cell.split("/")[0]) for cell in row.split("|")[2:-1]]

@@ -13,10 +13,13 @@ from torch import Tensor, fx, nn
 
 from .errors import InputError
 
+Classifier = Callable[[Tensor], Tensor]
+"""Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: a module, or any differentiable function."""
+
 _LARGEST = 16.0  # beyond it are grey levels: methods that explain answers go a little beyond 1
 
 
-def mean_logits(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+def mean_logits(members: Sequence[Classifier], x: Tensor) -> Tensor:
     """The mean of the members' logits: one forward pass each, and a running sum."""
     total = reduce(add, (member(x) for member in members))
     return total if len(members) == 1 else total / len(members)
@@ -121,7 +124,7 @@ class Mixture(_Members):
         return torch.stack(list(logs)).logsumexp(dim=0)
 
     @classmethod
-    def check_outermost(cls, model: Callable[[Tensor], Tensor]) -> None:
+    def check_outermost(cls, model: Classifier) -> None:
         """Refuse a Mixture inside another module: nobody would see that its answers are drawn."""
         inner = model.modules() if isinstance(model, nn.Module) else ()
         if any(isinstance(part, cls) for part in inner if part is not model):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -47,6 +48,23 @@ class UnfitError(InputError):
 
 class LostProcessError(InputError):
     """Another of the processes that share a command has ended."""
+
+
+@contextmanager
+def reading(problem: str, remedy: str = "get it again") -> Iterator[None]:
+    """Turn any error raised inside into an InputError: parsers of damaged files raise nearly
+    anything."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({reason(error)}): {remedy}") from error
+
+
+def reason(error: Exception) -> str:
+    """What a library's exception says, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def printable(text: str) -> str:

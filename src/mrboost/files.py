@@ -166,13 +166,13 @@ def replace_file(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def write_texts(files: Mapping[Path, str]) -> None:
+def write_texts(files: Mapping[Path, str | bytes]) -> None:
     """Pages and plots, where the user wants them."""
     for path, text in files.items():
         require_regular(path)  # to put a file in the place of /dev/null would harm all
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, text.encode())
+            replace_file(path, text.encode() if isinstance(text, str) else text)
         except OSError as error:
             problem = f"cannot write {str(path)!r}: {error.strerror}"
             raise InputError(f"{problem}: choose another place") from None

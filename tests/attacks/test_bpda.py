@@ -89,10 +89,7 @@ def test_a_transfer_keeps_to_the_ball_of_the_attacks(undefended, batch) -> None:
     assert (found["surrogate"].eps, found["surrogate"].norm) == (0.5, "L2")
     assert [
         o.attack for o in mrboost.evaluate(undefended, x, y, "fgsm", eps=0, **how).outcomes
-    ] == [
-        "clean",
-        "fgsm",
-    ]
+    ] == ["clean", "fgsm"]
     attacks = adaptive(BPDA(Rounding(undefended), undefended), 0.1, x=x)
     assert isinstance(attacks["surrogate"], Transfer)
     assert attacks["surrogate"].source is undefended

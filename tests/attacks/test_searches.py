@@ -185,8 +185,8 @@ def test_what_is_not_a_number_is_named(batch) -> None:
         return torch.where(off_grid, logits * torch.nan, logits)
 
     x = batch[0][:4]
-    with pytest.raises(InputError, match="image 10 under apgd-ce are NaN"):
-        run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0, first=10)
+    with pytest.raises(InputError, match="image 0 under apgd-ce are NaN"):
+        run(breaks, x, (x.flatten(1) @ weight).argmax(1), [APGD(0.1, steps=3)], 0)
 
 
 @pytest.mark.parametrize("attack", [FGSM(0.1), PGD(0.1, steps=2), APGD(0.1, steps=2)])

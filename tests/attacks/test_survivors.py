@@ -14,7 +14,7 @@ from mrboost.attacks.survivors import Hooks, Points, judge, run
 
 
 def test_an_interrupted_search_goes_on_to_the_same_result(search: Search, model, batch) -> None:
-    x, y = batch[0][:10], batch[1][:10]
+    x, y = batch[0][:6], batch[1][:6]
     attempts = [search, Square(search.eps, search.norm, steps=30)]
     heard: list[tuple[dict[str, Tensor], int]] = []
 

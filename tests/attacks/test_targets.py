@@ -93,12 +93,7 @@ def test_what_is_no_target(targets: Tensor, message: str, undefended: nn.Module,
 
 @pytest.mark.parametrize(
     "attack",
-    [
-        PGD(0.1, steps=3),
-        APGD(0.1, steps=5),
-        Square(0.1, steps=5),
-        AutoAttack(0.1, stages=1),
-    ],
+    [PGD(0.1, steps=3), APGD(0.1, steps=5), Square(0.1, steps=5), AutoAttack(0.1, stages=1)],
     ids=lambda attack: attack.name,
 )
 def test_arrays_give_the_array_of_what_tensors_give(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from commands import done, error_of
+from commands import done, error_of, write_pictures
 from mrboost.cli.main import main
 
-QUICK = ["--n", "40", "--device", "cpu"]
+QUICK = ["--n", "12", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_training_its_figures_and_its_report(here: Path, capsys) -> None:
-    train = ["train", "mrboost", "--data", "digits", "--epochs", "2", "--device", "cpu"]
+    write_pictures(here / "pictures", "abc")
+    train = ["train", "mrboost", "--data", "folder:pictures", "--model", "cnn-digits"]
+    train += ["--epochs", "2", "--device", "cpu"]
     done(*train, "--rounds", "2", "--out", "boosted")
     lines = lines_of(capsys)
     assert sum("  kept: " in line for line in lines) == 4 + 2, "each epoch, and each round"

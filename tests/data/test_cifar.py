@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from commands import development_data
-from mrboost.data import load, registry
+from mrboost.data import load, sources
 from mrboost.data.pickles import read_pickle
 from mrboost.errors import InputError
 from samples import CIFAR, pack, python2_pickle, python3_pickle, refusal, write_cifar
@@ -53,9 +53,9 @@ def test_the_official_files_and_a_changed_one(tmp_path, kind, mean):
 
 
 def test_cifar_class_names_follow_the_official_order():
-    assert registry.SOURCES["cifar10"].classes[3] == "cat"
-    assert registry.SOURCES["cifar100"].classes[19] == "cattle"
-    assert registry.SOURCES["cifar100"].classes[99] == "worm"
+    assert sources.SOURCES["cifar10"].classes[3] == "cat"
+    assert sources.SOURCES["cifar100"].classes[19] == "cattle"
+    assert sources.SOURCES["cifar100"].classes[99] == "worm"
 
 
 def test_an_array_in_fortran_order_is_read_as_such(tmp_path):

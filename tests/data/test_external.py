@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_refused(bytes_: tuple[Tensor, Tensor]) -> None:
         from_loader(large, memory=1e-6)
     with pytest.raises(InputError, match=r"cannot be read .*ToTensor\(\)"):
         from_loader(Pictures(x, y, lambda image: image))
-    with pytest.raises(InputError, match=r"gives pairs \(images, labels\), this one gave list"):
+    with pytest.raises(InputError, match=r"pairs \(images, labels\), got list"):
         from_loader(DataLoader(TensorDataset(x), 5))
     with pytest.raises(InputError, match="the loader is empty"):
         from_loader(TensorDataset(x[:0], y[:0]))

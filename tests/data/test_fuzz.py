@@ -11,7 +11,7 @@ import numpy as np
 from hostile import refuted
 from mrboost.data import from_tensors, load
 from mrboost.data.pickles import read_pickle
-from mrboost.data.registry import SOURCES
+from mrboost.data.sources import SOURCES
 from samples import encoded, pack, picture, pictures, png, python2_pickle
 
 

@@ -20,11 +20,11 @@ import scipy.io
 import torch
 
 from commands import development_data, done, error_of
-from mrboost.data import describe, load, names, registry
+from mrboost.data import describe, load, names, sources
 from mrboost.errors import InputError
 from samples import pack, pictures, refusal
 
-_, IDX, _ = registry.SOURCES["mnist"].readers
+_, IDX, _ = sources.SOURCES["mnist"].readers
 
 
 def mnist_arrays(train=30, test=10):
@@ -73,7 +73,7 @@ def test_digits_are_the_whole_of_scikit_learns_in_a_fixed_stratified_split():
     digits = load("digits")
     assert digits.shape == (1, 8, 8)
     assert digits.train.x.dtype == torch.float32
-    assert (len(digits.train), len(digits.test)) == registry.SOURCES["digits"].sizes
+    assert (len(digits.train), len(digits.test)) == sources.SOURCES["digits"].sizes
     fractions = digits.test.y.bincount() / (digits.train.y.bincount() + digits.test.y.bincount())
     assert fractions.min() > 0.19
     assert fractions.max() < 0.21
@@ -227,14 +227,14 @@ def served(tmp_path, monkeypatch):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    svhn = registry.SOURCES["svhn"]
+    svhn = sources.SOURCES["svhn"]
     sums = {file: hashlib.md5((site / file).read_bytes()).hexdigest() for file in svhn.checksums}
     ours = dataclasses.replace(
         svhn,
         urls=tuple(f"http://127.0.0.1:{server.server_port}/{file}" for file in sums),
         checksums={file: f"md5:{found}" for file, found in sums.items()},
     )
-    monkeypatch.setitem(registry.SOURCES, "svhn", ours)
+    monkeypatch.setitem(sources.SOURCES, "svhn", ours)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield site, seen
     server.shutdown()

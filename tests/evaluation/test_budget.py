@@ -12,7 +12,7 @@ from torch import Tensor
 import mrboost
 from mrboost import InputError
 from mrboost.evaluation import EvaluationOptions, measure
-from mrboost.evaluation.budget import TimeBudget
+from mrboost.evaluation.inputs import TimeBudget
 
 
 class Clock:

@@ -315,12 +315,10 @@ def test_a_trained_model_knows_its_ball_and_of_others_it_is_asked_for(
     assert mrboost.evaluate(undefended, *batch, PGD(0.2, steps=1), check=False).eps == 0.2
 
 
-def test_takes_loaders_splits_and_one_hot_labels(
-    model, digits, small_autoattack, monkeypatch
-) -> None:
+def test_takes_loaders_splits_and_one_hot_labels(model, digits, monkeypatch) -> None:
     split = digits.test[:50]
     x, y = split.images(), split.y
-    asked = {"attack": [small_autoattack, "pgd-3"], "eps": 0.15, "check": False}
+    asked = {"attack": [Square(0.15, steps=30), "pgd-3"], "eps": 0.15, "check": False}
     expected = mrboost.evaluate(model, x, y, **asked)
     monkeypatch.setattr(inputs, "CHUNK", 20 * 64)  # three chunks
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
@@ -334,7 +332,7 @@ def test_takes_loaders_splits_and_one_hot_labels(
     ):
         result = mrboost.evaluate(model, *given, **asked)
         assert result.n == 50
-        for name in ("clean", "autoattack-small", "pgd-3"):
+        for name in ("clean", "square", "pgd-3"):
             assert result[name].correct == expected[name].correct
     assert max(len(chunk.x) for chunk in inputs.chunks(model, split, None)) == 20
     for bad, message in (
@@ -343,7 +341,7 @@ def test_takes_loaders_splits_and_one_hot_labels(
     ):
         with pytest.raises(InputError, match=message):
             mrboost.evaluate(model, *bad, "fgsm")
-    with pytest.raises(InputError, match=r"must give pairs \(images, labels\), it gave Tensor"):
+    with pytest.raises(InputError, match=r"pairs \(images, labels\), got Tensor"):
         mrboost.evaluate(model, iter([x]), None, "fgsm")
 
 

@@ -214,14 +214,14 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),
         r"finite, got -0\.1": lambda: robustness_curve(model, x, y, [0.1, -0.1]),
         "finite, got nan": lambda: robustness_curve(model, x, y, [float("nan")]),
-        "it gave list: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
+        "got list: choose two of each": lambda: mrboost.evaluate(model, [[x, y, x]]),
         "Split has labels of its own": lambda: mrboost.evaluate(model, digits.test[:64], y),
         "DataLoader has labels of its own": lambda: mrboost.evaluate(
             model, DataLoader(TensorDataset(x, y)), y
         ),
         "images cannot be read as an array": lambda: mrboost.evaluate(model, None, y),  # type: ignore[arg-type]
         "name the folder with keep=": lambda: mrboost.evaluate(model, x, y, "fgsm", resume=True),
-        "it gave dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
+        "got dict": lambda: mrboost.evaluate(model, [{"image": x, "label": y}]),  # type: ignore[list-item]
         "got NoneType": lambda: mrboost.evaluate(model, None),  # type: ignore[arg-type]
         r"same shape, got \(1, 8, 8\) and \(1, 4, 8\)": lambda: mrboost.evaluate(
             model, [(x, y), (x[:, :, :4], y)]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
-from torch.utils.data import (
-    DataLoader,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import mrboost
 from mrboost import progress as meter
 from mrboost.attacks import PGD
+from mrboost.data.dataset import count
 from mrboost.evaluation import inputs
 
 
@@ -49,7 +46,7 @@ def test_a_log_gets_a_line_for_each_stage_and_attack(
     ],
 )
 def test_the_number_of_images_is_told_or_unknown(make, n: int | None, batch) -> None:
-    assert inputs.count(make(TensorDataset(*batch))) == n
+    assert count(make(TensorDataset(*batch))) == n
 
 
 def test_a_terminal_gets_a_bar(model, batch, monkeypatch) -> None:

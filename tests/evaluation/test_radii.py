@@ -12,7 +12,7 @@ import mrboost
 from mrboost.attacks import APGD, Attack
 from mrboost.errors import NanLogitsError
 from mrboost.evaluation import EvaluationOptions, measure
-from mrboost.evaluation.chunk import Runner
+from mrboost.evaluation.batches import Runner
 from mrboost.runs.evaluate_run import Request, evaluate_radii
 
 QUICK = EvaluationOptions(check=False)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mrboost
+from commands import same
 from mrboost import models, recipes
 from mrboost.attacks import PGD, Gaussian, Uniform
 from mrboost.data import CutMix, Dataset, Mixed, Split
@@ -297,11 +298,6 @@ def test_no_part_of_a_step_looks_at_values_on_the_host(recipe: recipes.Recipe) -
 
 
 # Composition.
-
-
-def same(one: nn.Module, two: nn.Module) -> bool:
-    a, b = one.state_dict(), two.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 EVERYTHING = {"awp": 0.01, "smoothing": 0.1, "cutmix": 0.5, "ema": 0.9, "clip": 1.0}

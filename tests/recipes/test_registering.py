@@ -147,10 +147,7 @@ def mean_loss(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor
         (lambda: attacks.register("own")(lambda: PGD()), r"made as factory\(eps, norm\)"),
         (lambda: recipes.register("at"), "a recipe is a mrboost.Recipe, got 'at'"),
         (lambda: recipes.register(recipes.AT), "a recipe called 'at' is registered already"),
-        (
-            lambda: replace(recipes.AT, sampler=Images),
-            r"is a class: give .*Images\(\)",
-        ),
+        (lambda: replace(recipes.AT, sampler=Images), r"is a class: give .*Images\(\)"),
         (lambda: replace(recipes.AT, objective=mean_loss), "objective of recipe 'at' is no frozen"),
     ],
 )
@@ -165,14 +162,8 @@ def test_what_cannot_be_registered_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            {"sampler": Images()},
-            "sampler Images of recipe 'at' gave Tensor and no Sample",
-        ),
-        (
-            {"sampler": Halved()},
-            r"gave \(1, 1, 8, 8\) for \(2, 1, 8, 8\): keep the shape",
-        ),
+        ({"sampler": Images()}, "sampler Images of recipe 'at' gave Tensor and no Sample"),
+        ({"sampler": Halved()}, r"gave \(1, 1, 8, 8\) for \(2, 1, 8, 8\): keep the shape"),
         ({"objective": OnPerturbed(mean_loss)}, r"losses of shape \(\) for 2 images: .*\"none\""),
         ({"objective": OnPairs()}, "needs a sampler that chooses a false label: take rnd"),
     ],

@@ -18,7 +18,7 @@ from mrboost import InputError
 from mrboost.attacks import APGD, FAB, Square, autoattack
 from mrboost.data import Dataset
 from mrboost.evaluation import EvaluationOptions
-from mrboost.evaluation.budget import TimeBudget
+from mrboost.evaluation.inputs import TimeBudget
 from mrboost.evaluation.statistics import worst_case
 from mrboost.runs import Run
 from mrboost.runs.card import Card, make_card, pack, unpack, write_card

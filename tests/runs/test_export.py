@@ -39,9 +39,21 @@ def weighted(tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def facts(path: Path) -> dict[str, object]:
+    """What the file says of itself."""
+    if path.suffix == ".pt2":
+        told = dict.fromkeys(("classes", "eps", "norm", "shape", "mrboost"), "")
+        torch.export.load(path, extra_files=told)
+    else:
+        runtime = pytest.importorskip("onnxruntime")
+        told = runtime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    return {key: json.loads(value) for key, value in told.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_answers_as_the_run(kind: str, weighted: Path, tmp_path: Path, caplog) -> None:
-    """In batches of sizes that were not tried, without a warning, and leaving nothing else."""
+    """In batches of sizes that were not tried, without a warning, and leaving nothing else; and
+    it says what it is."""
     if kind == ".onnx":
         pytest.importorskip("onnxruntime")
     place = tmp_path / "new" / f"model{kind}"
@@ -52,6 +64,13 @@ def test_the_file_answers_as_the_run(kind: str, weighted: Path, tmp_path: Path, 
     images = torch.rand(5, 1, 8, 8)
     expected = mrboost.load(weighted)(images)
     torch.testing.assert_close(answers(place, images), expected, rtol=1e-4, atol=1e-5)
+    assert facts(place) == {
+        "classes": ["a", "b", "c"],
+        "eps": 0.05,
+        "norm": "Linf",
+        "shape": [1, 8, 8],
+        "mrboost": mrboost.__version__,
+    }
 
 
 def test_weights_and_rounds_are_chosen(weighted: Path, tmp_path: Path) -> None:
@@ -60,23 +79,6 @@ def test_weights_and_rounds_are_chosen(weighted: Path, tmp_path: Path) -> None:
         mrboost.export(weighted, tmp_path / "m.pt2", **how)
         expected = mrboost.load(weighted, **how)(images)
         torch.testing.assert_close(answers(tmp_path / "m.pt2", images), expected)
-
-
-def test_the_file_says_what_it_is(weighted: Path, tmp_path: Path) -> None:
-    mrboost.export(weighted, tmp_path / "m.pt2")
-    told = {"classes": "", "eps": "", "norm": "", "shape": "", "mrboost": ""}
-    torch.export.load(tmp_path / "m.pt2", extra_files=told)
-    assert {key: json.loads(value) for key, value in told.items()} == {
-        "classes": ["a", "b", "c"],
-        "eps": 0.05,
-        "norm": "Linf",
-        "shape": [1, 8, 8],
-        "mrboost": mrboost.__version__,
-    }
-    runtime = pytest.importorskip("onnxruntime")
-    mrboost.export(weighted, tmp_path / "m.onnx")
-    meta = runtime.InferenceSession(tmp_path / "m.onnx").get_modelmeta().custom_metadata_map
-    assert json.loads(meta["classes"]) == ["a", "b", "c"]
 
 
 def test_a_file_that_answers_otherwise_is_never_there(

@@ -168,8 +168,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(run: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "command"),
-    [("members", "train"), ("checkpoint", "train"), ("checkpoint", "evaluate")],
+    ("part", "command"), [("members", "train"), ("checkpoint", "train"), ("checkpoint", "evaluate")]
 )
 def test_a_link_takes_nothing_out_of_a_run(
     part: str, command: str, run: Path, tmp_path: Path, capsys

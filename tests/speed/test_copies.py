@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from mrboost.ensemble import Ensemble
 from mrboost.models import build, registry
-from mrboost.models.wide_resnet import _wide_resnet
+from mrboost.models.networks import _wide_resnet
 from mrboost.speed import copies, fusing
 from mrboost.speed.copies import Copy, quick, refresh
 from mrboost.speed.fusing import fuse_norm_relu, fuse_relu, fuse_sums, pool_before_relu, thin_inputs

@@ -14,10 +14,14 @@ import torch
 from scipy.stats import binomtest
 
 import mrboost
-from commands import SMOKE, cells, error_of, outcome, results_of, study
+from commands import SMOKE, cells, done, error_of, outcome, results_of, study
 from mrboost import studies
+from mrboost.attacks.adaptive import adaptive
+from mrboost.evaluation import EvaluationOptions
 from mrboost.files import read_tensors
+from mrboost.runs.evaluate_run import Request, evaluate_run
 from mrboost.studies import page as pages
+from mrboost.studies import run as running
 from mrboost.studies.run import find_first_round
 
 AT = "runs/digits-cnn-digits-at-1x1-seed0"
@@ -216,3 +220,56 @@ def test_the_page_shows_what_is_there(copy: Path, smoke: Path) -> None:
     for run in (copy / "runs").glob("*boost*-2x1*"):
         shutil.rmtree(run)
     assert "![" not in study("boosting", copy, "--only", "deeper"), "no row has a second round"
+
+
+def test_a_finished_study_does_nothing_again(
+    copy: Path, smoke: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("boost", "evaluate_run"):
+        monkeypatch.delattr(running, name)
+    monkeypatch.delattr(running.datasets, "load")
+    for name in ("mce-wrn", "boosting", "adaptive"):
+        pages = (smoke / f"{name}.md").read_text(), study(name, copy).replace(str(copy), str(smoke))
+        # Studies that came later have measured some clean accuracies again: the seconds are those
+        # of the last time
+        first, second = (re.sub(r"and \d+ s of evaluation", "", page) for page in pages)
+        assert first == second
+
+
+def test_figures_of_another_ball_or_attack_are_not_the_studys(copy: Path, smoke: Path) -> None:
+    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100 through
+    the mean logits."""
+    pinot = copy / "runs/digits-cnn-digits-pinot-2x1-seed0"
+    options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
+    done("evaluate", copy / AT, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options)
+    evaluate_run(
+        pinot,
+        lambda mixture: {"mean logits": adaptive(mixture, 0.1)["mean logits"]},
+        Request(n=40),
+        EvaluationOptions(check=False),
+    )
+    for name in ("curves", "pinot"):
+        study(name, copy)
+        assert cells(copy / f"{name}.md") == cells(smoke / f"{name}.md")
+    assert outcome(pinot, "mean logits", members=2) < 100, "evaluate's own is there as well"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--lr", "0.05"], "another configuration (lr: 0.1 -> 0.05)"),
+        (["--schedule", "one-cycle"], "schedule: "),
+        (["--ema", "0.9"], "ema: "),
+        (["--steps", "3"], "steps: "),
+    ],
+)
+def test_a_run_of_another_configuration_is_refused(
+    changed: list[str], message: str, smoke: Path, capsys
+) -> None:
+    """Of a row that is only shown, too, and before any training: the page could not show it."""
+    trained = sorted((smoke / "runs").iterdir())
+    for more in ([], ["--only", "AT", "--seeds", "0", "1"]):
+        error = error_of(capsys, "study", "mce-wrn", *SMOKE, *more, *changed, "--out", smoke)
+        assert message in error
+        assert "or another --out" in error
+    assert sorted((smoke / "runs").iterdir()) == trained

@@ -18,7 +18,7 @@ from mrboost.attacks import PGD
 from mrboost.cli import arguments
 from mrboost.cli.main import main
 from mrboost.data import Dataset, Split
-from mrboost.data.registry import SOURCES
+from mrboost.data.sources import SOURCES
 from mrboost.errors import InputError
 from mrboost.options import BY_NAME, TrainingOptions
 from mrboost.recipes.config import describe, resolve

@@ -4,33 +4,13 @@ refused."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import statistics
-from pathlib import Path
-
-import pytest
 
 import mrboost
 from commands import SMOKE, cells, done, error_of, outcome, results_of, study, write_pictures
 from mrboost.cli.main import main
 from mrboost.studies import run as running
-
-
-def never(*_: object, **__: object) -> None:
-    raise AssertionError("this is done already")
-
-
-def test_a_finished_study_does_nothing_again(smoke: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("boost", "evaluate_run"):
-        monkeypatch.setattr(running, name, never)
-    monkeypatch.setattr(running.datasets, "load", never)
-    for name in ("mce-wrn", "boosting", "adaptive"):
-        pages = (smoke / f"{name}.md").read_text(), study(name, smoke)
-        # Studies that came later have measured some clean accuracies again: the seconds are those
-        # of the last time
-        first, second = (re.sub(r"and \d+ s of evaluation", "", page) for page in pages)
-        assert first == second
 
 
 def test_an_interrupted_study_goes_on(tmp_path, monkeypatch, capsys) -> None:
@@ -68,7 +48,7 @@ def test_parts_are_gathered_into_one_page(tmp_path, monkeypatch, capsys) -> None
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
         assert not (place / "curves.md").exists()
         shutil.copytree(place / "runs", tmp_path / "all/runs", dirs_exist_ok=True)
-    monkeypatch.setattr(running.datasets, "load", never)  # gathering needs no data
+    monkeypatch.setattr(running.datasets, "load", None)  # gathering needs no data
     page = study("curves", tmp_path / "all", *asked)
     runs = [tmp_path / f"all/runs/digits-cnn-digits-at-mce-1x1-seed{seed}" for seed in (0, 1)]
     values = [outcome(run, "pgd-20", "last") for run in runs]
@@ -89,22 +69,6 @@ def test_more_images_are_evaluated_where_fewer_were(tmp_path) -> None:
     run = tmp_path / "runs/digits-cnn-digits-at-mce-1x1-seed0"
     assert [evaluation["n"] for evaluation in results_of(run)["evaluations"]] == [10, 45, 355]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "not trained again"
-
-
-def test_figures_of_another_ball_or_attack_are_not_the_studys(smoke: Path, tmp_path: Path) -> None:
-    """``evaluate`` adds to the same results: an L2 ball of the same number, and PGD-100 through
-    the mean logits."""
-    shutil.copytree(smoke / "runs", tmp_path / "runs")
-    at, pinot = (
-        tmp_path / f"runs/digits-cnn-digits-{name}-seed0" for name in ("at-1x1", "pinot-2x1")
-    )
-    options = ["--n", "40", "--no-check", "--device", "cpu", "--quiet"]
-    done("evaluate", at, "--attack", "pgd-20", "--norm", "L2", "--eps", "0.1", *options)
-    done("evaluate", pinot, "--attack", "fgsm", "--adaptive", *options)
-    for name in ("curves", "pinot"):
-        study(name, tmp_path)
-        assert cells(tmp_path / f"{name}.md") == cells(smoke / f"{name}.md")
-    assert outcome(pinot, "mean logits", members=2) < 100, "evaluate's own is there as well"
 
 
 def test_only_some_rows(tmp_path) -> None:
@@ -141,27 +105,6 @@ def test_more_attacks_images_of_a_folder_and_doubts(tmp_path) -> None:
     assert "> Trained on `mirror-jpeg` in the place of cifar10. A JPEG mirror's accuracies" in page
     assert "> Options other than the scale's: rounds = 3." in page
     assert "to see that it runs; not all of it here, see below)" in page
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (["--lr", "0.05"], "another configuration (lr: 0.1 -> 0.05)"),
-        (["--schedule", "one-cycle"], "schedule: "),
-        (["--ema", "0.9"], "ema: "),
-        (["--steps", "3"], "steps: "),
-    ],
-)
-def test_a_run_of_another_configuration_is_refused(
-    changed: list[str], message: str, smoke: Path, capsys
-) -> None:
-    """Of a row that is only shown, too, and before any training: the page could not show it."""
-    trained = sorted((smoke / "runs").iterdir())
-    for more in ([], ["--only", "AT", "--seeds", "0", "1"]):
-        error = error_of(capsys, "study", "mce-wrn", *SMOKE, *more, *changed, "--out", smoke)
-        assert message in error
-        assert "or another --out" in error
-    assert sorted((smoke / "runs").iterdir()) == trained
 
 
 def test_a_folder_of_images_may_lie_elsewhere(tmp_path, monkeypatch, capsys) -> None:

@@ -120,8 +120,7 @@ def test_pruned_thresholds_lose_nothing(seed):
 
 
 @pytest.mark.parametrize(
-    ("classes", "solver"),
-    [(2, "lp"), (2, "hedge"), (3, "smooth"), (3, "lp"), (3, "hedge")],
+    ("classes", "solver"), [(2, "lp"), (2, "hedge"), (3, "smooth"), (3, "lp"), (3, "hedge")]
 )
 def test_stump_certificate_equals_enumeration(classes, solver):
     """Least scores over all cells; a tie is an error; witnesses lie in the ball and are

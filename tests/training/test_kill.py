@@ -6,7 +6,6 @@ MRBOOST_KILLS=200 kills so many trainings.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -14,90 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from commands import alone
+from commands import results_of
+from mrboost.cli.main import main
 from mrboost.files import checksum, read_tensors
-
-TRAIN = "train at-mce --data digits --epochs 5 --seed 3 --device cpu --quiet"
-COMMAND = [sys.executable, "-m", "mrboost", *TRAIN.split()]
-
-
-@pytest.fixture(autouse=True)
-def _hears_ctrl_c() -> Iterator[None]:
-    """What a shell starts in the background ignores it, and so do the processes
-    that are started here."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The training that nobody interrupts."""
-    folder = tmp_path_factory.mktemp("trained") / "whole"
-    finish(start(folder))
-    return folder
-
-
-def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, "--out", str(folder), *more],
-        env=one_thread,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=1200)
-    assert process.returncode == 0, errors.decode()
-
-
-def wait_for_epochs(folder: Path, process: subprocess.Popen[bytes], epochs: int) -> None:
-    """Until that many epochs are logged, or the process has ended."""
-    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 1200
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") >= epochs:
-            return
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("how", "after"), [(signal.SIGKILL, (1, 3)), (signal.SIGINT, (2,))], ids=["kill -9", "ctrl-c"]
-)
-def test_killed_and_resumed_equals_uninterrupted(
-    how: signal.Signals, after: tuple[int, ...], whole: Path, tmp_path: Path
-) -> None:
-    moments = random.Random(os.urandom(8))
-    killed = 0
-    for epochs in after:
-        process = start(tmp_path / "killed", *(["--resume"] if killed else []))
-        wait_for_epochs(tmp_path / "killed", process, epochs)
-        time.sleep(moments.uniform(0, 0.5))
-        if process.poll() is None:
-            process.send_signal(how)
-            _, errors = process.communicate()
-            if how == signal.SIGINT and process.returncode != 0:
-                assert process.returncode == 130, errors.decode()
-                assert b"--resume" in errors
-            killed += 1
-    assert killed, "the training ended before it could be killed"
-    finish(start(tmp_path / "killed", "--resume"))
-    folders = whole, tmp_path / "killed"
-    for member in ("01.safetensors", "01.last.safetensors"):
-        one, two = (read_tensors(folder / "members" / member)[0] for folder in folders)
-        assert one.keys() == two.keys()
-        assert all((one[key] == two[key]).all() for key in one), f"{member} differs"
-    assert len((folders[1] / "metrics.jsonl").read_text().splitlines()) == 5
-
+from mrboost.runs import Run
+from processes import start
 
 KILLS = int(os.environ.get("MRBOOST_KILLS", "4"))
 
@@ -116,19 +42,12 @@ def _whole_run(folder: Path) -> dict[str, object]:
 
 def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) -> None:
     """Killed again and again at random moments, a training ends as one that was left alone."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["commands", "lightning_fabric", "PIL.Image"])
     folder, moments = tmp_path / "run", random.Random(os.urandom(8))
     options = ["--rounds", "2", "--epochs", "2", "--steps", "1", "--device", "cpu", "--quiet"]
-    arguments = ["train", "mrboost", *pictures, *options, "--resume", "--out", str(folder)]
-
-    def start() -> Any:
-        process = processes.Process(target=alone, args=(arguments,))
-        process.start()
-        return process
+    train = ["train", "mrboost", *pictures, *options, "--resume", "--out", folder]
 
     def finished() -> dict[str, object]:
-        process = start()
+        process = start(tmp_path / "log", *train)
         process.join(600)
         assert process.exitcode == 0
         found = _whole_run(folder)
@@ -141,9 +60,9 @@ def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) 
     seconds = time.monotonic() - began
     killed = 0
     while killed < KILLS:
-        process = start()
+        process = start(tmp_path / "log", *train)
         process.join(moments.uniform(0, seconds))
-        if process.exitcode is None:
+        if process.exitcode is None and process.pid:
             os.kill(process.pid, moments.choice([signal.SIGKILL, signal.SIGTERM]))
             process.join(600)
         if process.exitcode == 0:
@@ -152,6 +71,17 @@ def test_no_kill_loses_or_changes_anything(pictures: list[str], tmp_path: Path) 
             assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)
             killed += 1
     assert finished() == uninterrupted
+
+
+def test_ctrl_c_says_how_to_go_on(
+    pictures: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "log", interrupt)
+    assert main(["train", "at", *pictures, "--out", str(tmp_path / "run"), "--epochs", "1"]) == 130
+    assert "interrupted; --resume goes on after the last" in capsys.readouterr().err
 
 
 def test_trainings_side_by_side_end_with_what_started_them(tmp_path: Path) -> None:
@@ -166,28 +96,25 @@ def test_trainings_side_by_side_end_with_what_started_them(tmp_path: Path) -> No
     )
     folder = tmp_path / "at-seed0"
     try:
-        wait_for_epochs(folder, process, 1)
+        while not (folder / "metrics.jsonl").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
         process.kill()
-        process.wait(timeout=600)
-        assert is_free(folder / "checkpoint" / "lock", seconds=600), (
-            "the training goes on without what started it"
-        )
+        process.wait()
+        # The system drops the lock of a training when that ends
+        FileLock(folder / "checkpoint" / "lock", timeout=600).acquire().lock.release()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def is_free(lock: Path, seconds: float) -> bool:
-    """Whether the lock of a training is free by then: the system drops it
-    when the training ends."""
-    try:
-        with FileLock(lock, timeout=seconds):
-            return True
-    except Timeout:
-        return False
-
-
-DIES = """
+SMALL = """
+from mrboost.attacks import APGD, FAB, Square, autoattack
+autoattack.VERSIONS["standard"] = lambda eps, norm: (
+    APGD(eps, steps=30), FAB(eps, steps=20, targets=2), Square(eps, steps=300)
+)
+"""
+DIES = f"""{SMALL}
 import os, signal
 from mrboost import files
 write, written = files.replace_file, []
@@ -205,33 +132,28 @@ files.replace_file = replace_file
 def test_a_killed_evaluation_goes_on_to_the_same_result(trained: Path, tmp_path: Path) -> None:
     """AutoAttack, killed twice after it has saved something; what was finished is not done
     again."""
-    (tmp_path / "dies.py").write_text(DIES)
+    for name, content in (("small", SMALL), ("dies", DIES)):
+        (tmp_path / f"{name}.py").write_text(content)
     folders = [tmp_path / name for name in ("whole", "killed")]
     for folder in folders:
         shutil.copytree(trained, folder)
 
-    def evaluate(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    def evaluate(folder: Path, *more: str, name: str = "small") -> int | None:
         options = ["--attack", "pgd-20,autoattack", "--n", "8", "--eps", "0.2", "--device", "cpu"]
-        return subprocess.run(
-            [sys.executable, "-m", "mrboost", "evaluate", str(folder), *options, *more, "--json"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
+        options += ["--import", str(tmp_path / f"{name}.py")]
+        process = start(tmp_path / "log", "evaluate", folder, *options, *more)
+        process.join(600)
+        return process.exitcode
 
     kept = folders[1] / "checkpoint" / "evaluation"
     saved: list[int] = []
     for more in ([], ["--resume"]):
-        done = evaluate(folders[1], *more, "--import", str(tmp_path / "dies.py"))
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert evaluate(folders[1], *more, name="dies") == -signal.SIGKILL
         saved.append(len(list(kept.rglob("*.safetensors"))))
     assert saved[1] >= saved[0] > 0
-    results = []
-    for done in (evaluate(folders[0]), evaluate(folders[1], "--resume")):
-        assert done.returncode == 0, done.stderr
-        results.append(json.loads(done.stdout)["evaluations"][0]["outcomes"])
-    for first, second in zip(*results, strict=True):
+    assert evaluate(folders[0]) == evaluate(folders[1], "--resume") == 0
+    whole, resumed = (results_of(folder)["evaluations"][-1]["outcomes"] for folder in folders)
+    for first, second in zip(whole, resumed, strict=True):
         assert first["correct"] == second["correct"]
         assert [stage["accuracy"] for stage in first["stages"]] == [
             stage["accuracy"] for stage in second["stages"]

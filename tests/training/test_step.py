@@ -240,20 +240,6 @@ def test_a_function_that_looks_at_values_is_called_as_it_is() -> None:
     test_a_replay_does_what_its_function_does()
 
 
-def test_a_graph_is_captured_where_that_pays() -> None:
-    """Few lanes less are not worth a new graph, unless many steps are to
-    come; none is too small."""
-    assert [Engine._fits(lanes, 704, 85) for lanes in (704, 670, 400, 705)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert [Engine._fits(lanes, 704, 17) for lanes in (670, 400, 705)] == [True, True, False]
-    assert not Engine._fits(670, 704, 5000)
-    assert not Engine._fits(705, 704, 0)
-
-
 def test_searches_run_on_a_copy() -> None:
     network = models.build("cnn-digits", (1, 8, 8), 10).eval().requires_grad_(False)
     for count in (1, 8, 20):

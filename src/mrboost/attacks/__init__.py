@@ -41,9 +41,8 @@ the model itself.
     mrboost.evaluate(model, x, y, Noise(8 / 255))
 
 ===================  ==================================================================
-``base.py``          the base classes
+``base.py``          the base classes; numpy arrays in, numpy arrays out
 ``model.py``         the model: what is refused, eval mode and back, its gradients
-``arrays.py``        numpy arrays in, numpy arrays out
 ``pgd.py``           FGSM, PGD, CW
 ``apgd.py``          the searches
 ``fab.py``
@@ -52,29 +51,27 @@ the model itself.
 ``survivors.py``     what searches share: which image is in which row of the batch, and when;
                      what is known of each image, judged by the model
 ``targets.py``       which labels they aim at first
-``autoattack.py``    several searches in turn
-``quick.py``         fewer of them, on fewer images
+``autoattack.py``    several searches in turn: ``AutoAttack``, and ``Quick``
 ``arc.py``           the attack on randomised classifiers
-``adaptive.py``      the attacks that fit a model, some with what fools another
-``twins.py``         a model whose parts vote, with the mean of their answers
-``bpda.py``          a model with the gradients of a stand-in
+``stand_ins.py``     a model with the gradients of another one, or the mean of its parts' answers
+``adaptive.py``      the attacks that fit a model
 ``registry.py``      attacks by name
 ``others.py``        attacks of foolbox and torchattacks
 ===================  ==================================================================
 """
 
-from .adaptive import Transfer
+from mrboost.ensemble import Classifier
+
 from .apgd import APGD
-from .autoattack import AutoAttack
+from .autoattack import AutoAttack, Quick
 from .base import Attack, as_attack
-from .bpda import BPDA
 from .fab import FAB
-from .model import Classifier, attacked
+from .model import attacked
 from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
-from .quick import Quick
 from .rays import RayS
 from .registry import named, register
 from .square import Square
+from .stand_ins import BPDA, Transfer
 from .survivors import Search
 
 __all__ = ["APGD", "BPDA", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier"]

@@ -8,8 +8,9 @@ Against a ``Mixture`` any attack raises the loss of the expected probabilities, 
 its point: a defence that only they have been tried on has not been tested. ``arc.ARC`` is a second
 opinion of another kind: it counts the members it fools.
 
-Where a model makes of its members' answers something that has no useful gradient, ``twins.Twin``
-has one; where it has none at all, a stand-in does (``bpda.BPDA``), or squares and rays decide.
+Where a model makes of its members' answers something that has no useful gradient,
+``stand_ins.Twin`` has one; where it has none at all, a surrogate does (``stand_ins.BPDA``), or
+squares and rays decide.
 """
 
 from __future__ import annotations
@@ -20,57 +21,22 @@ import torch
 from torch import Tensor
 
 from mrboost.devices import device_of, dtype_of
-from mrboost.ensemble import Ensemble, Mixture, members_of
-from mrboost.errors import InputError, NanLogitsError
+from mrboost.ensemble import Classifier, Ensemble, Mixture, members_of
 from mrboost.losses import margin, margin_cross_entropy
 
 from .apgd import APGD
 from .arc import ARC
 from .autoattack import AutoAttack
-from .base import Attack, as_attack
-from .bpda import BPDA, of_tensors
-from .model import Classifier, checked, difference, drawn, slopes
+from .base import Attack
+from .model import checked, difference, drawn, slopes
 from .pgd import PGD
 from .rays import RayS
 from .square import Square
-from .twins import Twin, voters
+from .stand_ins import BPDA, Transfer, Twin, of_tensors, on_surrogate, voters
+
+__all__ = ["Transfer", "adaptive", "attacks_on", "on_surrogate"]
 
 ON_MIXTURES = ("first member", "mean logits", "mean probabilities")
-
-
-@dataclass(frozen=True)
-class Transfer(Attack):
-    """Adversarial examples made on ``source``, whichever model they are then shown to.
-
-    Args:
-        attack: what makes them.
-        source: the model that it runs on.
-        own: the source is a part of the model that they are shown to, so that gradients of the
-            source are gradients of that model.
-    """
-
-    attack: Attack
-    source: Classifier
-    own: bool = False
-
-    def __post_init__(self) -> None:
-        made_by = as_attack(self.attack)
-        object.__setattr__(self, "eps", made_by.eps)
-        object.__setattr__(self, "norm", made_by.norm)
-        object.__setattr__(self, "uses_gradients", self.own and made_by.uses_gradients)
-
-    def work(self, classes: int) -> int:
-        return as_attack(self.attack).work(classes)
-
-    def __call__(
-        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        try:
-            return self.attack(self.source, x, y, generator=generator)
-        except NanLogitsError:
-            raise
-        except InputError as error:
-            raise InputError(f"of the model that the examples are made on: {error}") from error
 
 
 def adaptive(
@@ -127,16 +93,6 @@ def _fitting(seen: _Seen, eps: float, norm: str) -> dict[str, Attack]:
         "apgd-mce": APGD(eps, norm, loss=margin_cross_entropy, eot=eot),
     }
     return found | (blind if seen.slope == 0 else {})
-
-
-def on_surrogate(
-    model: Classifier, eps: float | None, norm: str | None = "Linf"
-) -> dict[str, Attack]:
-    """What fools the surrogate of a ``BPDA``, shown to the model, as ``surrogate``; nothing for
-    another model, or without a ball."""
-    if not eps or norm is None or not isinstance(model, BPDA):
-        return {}
-    return {"surrogate": Transfer(PGD(eps, norm, steps=100), model.surrogate)}
 
 
 _LOOKED_AT = 8  # images are enough to see what a model is like

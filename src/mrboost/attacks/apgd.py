@@ -11,27 +11,42 @@ the first iteration)::
 ρ = 75 % of the iterations since the last checkpoint, or if η was kept there and the best loss has
 not improved since.
 
+In L1 a step moves the share k of the pixels with the largest gradients, each by the same amount.
+After every few iterations k is set to 2/3 of the share of pixels that the best point changes; where
+that fell below 95 % of what it was, the step size goes back to the radius and the search to the
+best point, elsewhere the step size is divided by 1.5, down to a tenth of the radius. A run has
+three phases, with 3, 2 and 1 times eps and 30, 30 and 40 % of the iterations. Each begins at the
+best point of the last one, projected; only what is found in the third lies in the ball.
+
 Croce & Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse
-parameter-free attacks", 2020.
+parameter-free attacks", 2020; "Mind the box: l1-APGD for sparse adversarial attacks on image
+classifiers", 2021.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
+from mrboost.files import State
 from mrboost.losses import Loss, cross_entropy, dlr, targeted_dlr
-from mrboost.speed.graphs import State
-from mrboost.threat import wide
+from mrboost.seeds import uniform_from_keys
+from mrboost.threat import project_l1, sparse_step, wide
 
-from . import apgd_l1
 from .base import check_loss, loss_suffix
-from .model import Classifier, finite, input_gradient
+from .model import finite, input_gradient
 from .survivors import Aimed, mistaken
+
+_L1_RADII = (3.0, 2.0, 1.0)
+_L1_SHARES = (0.3, 0.3)  # of the iterations; the last phase has the rest
+_L1_SMALLEST_STEP = 10
+_L1_SLOWER = 1.5
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class APGD(Aimed):
     """Auto-PGD on any loss of logits and labels.
 
     Args:
-        eps, norm: the ball, "Linf", "L2" or "L1", where a run has three phases (``apgd_l1``).
+        eps, norm: the ball, "Linf", "L2" or "L1", where a run has three phases.
         steps: iterations of each run.
         loss: what to raise; the cross-entropy, or with ``targets`` the targeted DLR. A targeted
             loss is called with ``other=`` the label aimed at.
@@ -82,7 +97,9 @@ class APGD(Aimed):
             raise InputError(f"{needs}: use apgd-ce, apgd-t or autoattack")
 
     def evaluations(self) -> int:
-        return apgd_l1.evaluations(self.steps) if self.norm == "L1" else self.steps + 1
+        if self.norm == "L1":
+            return len(_l1_phases(self.steps, torch.device("cpu"))[0])
+        return self.steps + 1
 
     def begin(self, x: Tensor, y: Tensor, ranking: Tensor, keys: Tensor, job: Tensor) -> State:
         zero = x.new_zeros(len(x))
@@ -93,7 +110,10 @@ class APGD(Aimed):
             "best_loss": zero - torch.inf,
         }
         if self.norm == "L1":
-            return state | apgd_l1.begin(x, keys, self.eps)
+            noise = uniform_from_keys(keys, x.shape[1:]).to(x.dtype)
+            noise = torch.erfinv(2 * noise - 1) * math.sqrt(2)  # normal
+            adv = project_l1(x + noise, x, zero + _L1_RADII[0] * self.eps)
+            return state | {"found": x, "adv": adv, "size": zero, "share": zero, "changed": zero}
         adv = self.start(x, keys, self.eps)
         return state | {
             "found": adv,
@@ -109,9 +129,8 @@ class APGD(Aimed):
     def step(self, model: Classifier, state: State) -> State:
         logits, losses, gradient = self._evaluate(model, state)
         wrong = mistaken(logits, state)
-        if self.norm == "L1":
-            return apgd_l1.advance(state, wrong, losses, gradient, self.steps, self.eps)
-        return _advance(self, state, wrong, losses, gradient)
+        advance = _advance_l1 if self.norm == "L1" else _advance
+        return advance(self, state, wrong, losses, gradient)
 
     def _evaluate(self, model: Classifier, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Logits and losses of the last pass, and the mean gradient over ``eot`` passes."""
@@ -137,10 +156,7 @@ def _advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient
     """The next iterate of each lane, from the evaluation of the last one."""
     s = state
     adv, t = s["adv"], s["t"]
-    better = losses > s["best_loss"]
-    best = torch.where(wide(better, adv), adv, s["best"])
-    best_gradient = torch.where(wide(better, adv), gradient, s["best_gradient"])
-    best_loss = torch.where(better, losses, s["best_loss"])
+    best, best_gradient, best_loss = _best(s, losses, gradient, losses > s["best_loss"])
     # The start, t = 0, is no iteration: it sets the best loss and counts for nothing else.
     moved = t > 0
     rises = s["rises"] + (moved & (losses > s["last_loss"]))
@@ -158,10 +174,7 @@ def _advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient
     return s | {
         "t": t + 1,
         "hit": s["hit"] | wrong,
-        # The last image that was misclassified, or else the one of highest loss.
-        "found": torch.where(
-            wide(wrong, adv), s["adv"], torch.where(wide(s["hit"], best), s["found"], best)
-        ),
+        "found": _found(s, wrong, best),
         "adv": threat.project(adv + pull * (full - adv) + (1 - pull) * (adv - s["old"]), x),
         "old": adv,
         "size": size,
@@ -173,6 +186,60 @@ def _advance(attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient
         "reduced": torch.where(check, halve, s["reduced"]),
         "loss_at_check": torch.where(check | ~moved, best_loss, s["loss_at_check"]),
     }
+
+
+def _advance_l1(
+    attack: APGD, state: State, wrong: Tensor, losses: Tensor, gradient: Tensor
+) -> State:
+    """The same in an L1 ball."""
+    s, eps = state, attack.eps
+    x, adv, t = s["x"], s["adv"], s["t"]
+    radii, starting, checking = _l1_phases(attack.steps, t.device)
+    now, then = (turn.clamp(max=len(radii) - 1) for turn in (t, t + 1))
+    starts, checks = starting[now], checking[now]
+    radius, next_radius = (radii[turn].to(x.dtype) * eps for turn in (now, then))
+    better = starts | (losses > s["best_loss"])
+    best, best_gradient, best_loss = _best(s, losses, gradient, better)
+    changed = (best != x).flatten(1).sum(dim=1).to(x.dtype)
+    fewer = ~starts & (changed < 0.95 * s["changed"])
+    slower = torch.maximum(s["size"] / _L1_SLOWER, radius / _L1_SMALLEST_STEP)
+    check = checks | starts
+    size = torch.where(check, torch.where(fewer | starts, radius, slower), s["size"])
+    share = torch.where(check, changed / x[0].numel() / _L1_SLOWER, s["share"])
+    back = wide(checks & fewer, adv)
+    point = torch.where(back, best, adv)
+    uphill = torch.where(back, best_gradient, gradient)
+    stepped = point + sparse_step(uphill, share) * wide(size, adv)
+    stepped = torch.where(wide(starting[then], adv), best, stepped)
+    inside = radius <= eps
+    return s | {
+        "t": t + 1,
+        "hit": s["hit"] | (wrong & inside),
+        "found": torch.where(wide(inside, adv), _found(s, wrong, best), x),
+        "adv": project_l1(stepped, x, next_radius),
+        "size": size,
+        "share": share,
+        "changed": torch.where(check, changed, s["changed"]),
+        "best": best,
+        "best_gradient": best_gradient,
+        "best_loss": best_loss,
+    }
+
+
+def _best(
+    state: State, losses: Tensor, gradient: Tensor, better: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The point of highest loss, the gradient there and the loss, where the last one is better."""
+    adv, changed = state["adv"], wide(better, state["adv"])
+    best = torch.where(changed, adv, state["best"])
+    best_gradient = torch.where(changed, gradient, state["best_gradient"])
+    return best, best_gradient, torch.where(better, losses, state["best_loss"])
+
+
+def _found(state: State, wrong: Tensor, best: Tensor) -> Tensor:
+    """The last image that was misclassified, or else the one of highest loss."""
+    earlier = torch.where(wide(state["hit"], best), state["found"], best)
+    return torch.where(wide(wrong, best), state["adv"], earlier)
 
 
 @lru_cache
@@ -187,3 +254,24 @@ def _checkpoints(steps: int, device: torch.device) -> Tensor:
         found[position] = window
         window = max(window - shrink, least)
     return torch.tensor(found, device=device)
+
+
+@lru_cache
+def _l1_phases(steps: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each evaluation in L1, of which each phase spends one on its start: the radius, in units
+    of eps; whether a phase starts there; and whether step size and share are looked at after it."""
+    radii: list[float] = []
+    starts: list[bool] = []
+    checks: list[bool] = []
+    lengths = [math.ceil(share * steps) for share in _L1_SHARES]
+    lengths.append(max(steps - sum(lengths), 0))
+    for factor, length in zip(_L1_RADII, lengths, strict=True):
+        every = max(int(0.04 * length), 1)
+        radii += [factor] * (length + 1)
+        starts += [True] + [False] * length
+        checks += [False] + [iteration % every == 0 for iteration in range(1, length + 1)]
+    return (
+        torch.tensor(radii, device=device),
+        torch.tensor(starts, device=device),
+        torch.tensor(checks, device=device),
+    )

@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mrboost.ensemble import Mixture
+from mrboost.ensemble import Classifier, Mixture
 from mrboost.errors import InputError
 from mrboost.threat import Threat, wide
 
-from .arrays import takes_arrays
-from .base import InBall, check_step_size
-from .model import Classifier, checked, column_gradients
+from .base import InBall, check_step_size, takes_arrays
+from .model import checked, column_gradients
 
 _BEYOND = 0.05  # how far to step behind a face, in units of eps
 

@@ -1,5 +1,5 @@
 """What an attack is: ``Attack``, the base class of all, ``InBall``, that of those with a norm and a
-radius, and plain functions as attacks."""
+radius, and what is called as one: plain functions, and attacks on numpy arrays."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mrboost.data import as_tensors
+from mrboost.devices import device_of, dtype_of
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
 from mrboost.losses import LOSSES, Loss
 from mrboost.threat import Threat, ball
 
-from .model import Classifier
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Attack(ABC):
@@ -130,6 +135,34 @@ class Untouched(Attack):
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         return x
+
+
+def takes_arrays(call: F) -> F:
+    """The ``__call__`` of an attack for arrays (or lists, or one-hot labels) too.
+
+    Of an array the attack sees a tensor on the model's device and in its precision, and what it
+    finds is given back as an array of the same type.
+    """
+
+    @wraps(call)
+    def with_arrays(self: object, model: Classifier, x: Any, y: Any, **options: Any) -> Any:
+        labels = {"y": y}
+        if options.get("targets") is not None:
+            labels["targets"] = options.pop("targets")
+        if not all(isinstance(value, Tensor) for value in (x, *labels.values())):
+            for name, value in labels.items():
+                images, labels[name] = as_tensors(x, value)
+        if isinstance(x, Tensor):
+            on = {name: value.to(x.device) for name, value in labels.items()}
+            return call(self, model, x, **on, **options)
+        device = device_of(model)
+        if images.is_floating_point():
+            images = images.to(dtype_of(model, images.dtype))
+        on = {name: value.to(device) for name, value in labels.items()}
+        found = call(self, model, images.to(device), **on, **options)
+        return found.cpu().numpy().astype(np.asarray(x).dtype)
+
+    return cast(F, with_arrays)
 
 
 def ball_of(attack: object) -> tuple[float | None, str | None]:

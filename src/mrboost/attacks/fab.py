@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mrboost.ensemble import Classifier
+from mrboost.files import State
 from mrboost.losses import is_label, margin
-from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
-from .model import Classifier, check_gradient, column_gradients, finite, input_gradient
+from .model import check_gradient, column_gradients, finite, input_gradient
 from .survivors import Aimed, mistaken
 
 

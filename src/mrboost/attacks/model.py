@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from textwrap import shorten
@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mrboost.ensemble import refuse_grey_levels
+from mrboost.ensemble import Classifier, refuse_grey_levels
 from mrboost.errors import InputError, NanLogitsError, UnfitError
 from mrboost.losses import Loss
 from mrboost.seeds import keep_random_state
 
-Classifier = Callable[[Tensor], Tensor]
-# Images ``(N, …)`` in [0, 1] to logits ``(N, K)``: an ``nn.Module`` or any differentiable function.
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MOST_ITEMS = 32  # containers of more items are taken for data, and not searched for networks
 
@@ -127,9 +125,9 @@ def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, T
 
 def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse what is not a batch of images in [0, 1] with integer labels."""
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
-    check_dense(x, y)
+    for tensor in (x, y):
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            raise InputError("images and labels must be dense: no nested, sparse or meta tensors")
     refuse_grey_levels(x)
     if x.ndim < 2 or x.numel() == 0:
         shape = tuple(x.shape)
@@ -146,13 +144,6 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         elif max(-low, high - 1) < 1e-3:
             problem = f"go beyond it by {max(-low, high - 1):.2g}: clamp them, as x.clamp(0, 1)"
         raise InputError(f"images must lie in [0, 1], these {problem}")
-
-
-def check_dense(*tensors: Tensor) -> None:
-    """Refuse tensors that are no plain rows of values."""
-    for tensor in tensors:
-        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
-            raise InputError("images and labels must be dense: no nested, sparse or meta tensors")
 
 
 def check_targets(targets: Tensor, y: Tensor, classes: int) -> Tensor:

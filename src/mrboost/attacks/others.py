@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
 from mrboost.threat import no_radius
 
 from .base import Attack
-from .model import Classifier, attacked
+from .model import Rounded, attacked
 
 _NORMS: dict[Any, str] = {math.inf: "Linf", 2: "L2", 1: "L1"}
 
@@ -54,22 +55,11 @@ class Foolbox(Attack):
         self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
     ) -> Tensor:
         foolbox: Any = sys.modules["foolbox"]  # the attack is one of its
-        module = model if isinstance(model, nn.Module) else _AsModule(model)
+        module = model if isinstance(model, nn.Module) else Rounded(model, x.dtype)
         with attacked(model, module):
             theirs = foolbox.PyTorchModel(module, bounds=(0, 1), device=x.device)
             found: Tensor = self.attack(theirs, x, y, epsilons=self.eps)[1]
         return found.detach()
-
-
-class _AsModule(nn.Module):
-    """A function, where a module is asked for."""
-
-    def __init__(self, function: Classifier) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mrboost.ensemble import Mixture
+from mrboost.ensemble import Classifier, Mixture
 from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import ImageStreams, Randomness, random_like
 from mrboost.threat import Threat, wide
 
-from .arrays import takes_arrays
-from .base import InBall, check_loss, check_step_size, loss_suffix
-from .model import Classifier, check_targets, checked, input_gradient
+from .base import InBall, check_loss, check_step_size, loss_suffix, takes_arrays
+from .model import check_targets, checked, input_gradient
 
 # Images ``(N, …)`` to one value per example, which the attack raises.
 Objective = Callable[[Tensor], Tensor]

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
-from mrboost.speed.graphs import State
+from mrboost.files import State
 from mrboost.threat import wide
 
-from .model import Classifier
 from .survivors import Search, mistaken
 
 

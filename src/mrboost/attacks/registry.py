@@ -13,11 +13,10 @@ from mrboost.errors import InputError, check_new_name, unknown_name
 from mrboost.losses import LOSSES, dlr, margin_cross_entropy
 
 from .apgd import APGD
-from .autoattack import AutoAttack
+from .autoattack import AutoAttack, Quick
 from .base import Attack, as_attack
 from .fab import FAB
 from .pgd import CW, FGSM, PGD
-from .quick import Quick
 from .rays import RayS
 from .square import Square
 

@@ -25,13 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
+from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.seeds import hash_keys, uniform_from_keys
-from mrboost.speed.graphs import State
 from mrboost.threat import wide
 
-from .model import Classifier
 from .survivors import Search
 
 _MOST_QUERIES = 8  # of one lane at a time

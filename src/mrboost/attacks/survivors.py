@@ -21,18 +21,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from mrboost.devices import exact_float32
-from mrboost.ensemble import Mixture
+from mrboost.devices import exact_float32, halved, in_batches
+from mrboost.ensemble import Classifier, Mixture
 from mrboost.errors import InputError, NanLogitsError
+from mrboost.files import State
 from mrboost.losses import margin
 from mrboost.seeds import derive, hash_keys, image_keys, uniform_from_keys
-from mrboost.speed.graphs import Engine, State
-from mrboost.speed.memory import halved
+from mrboost.speed.graphs import Engine
 from mrboost.threat import wide
 
-from .arrays import takes_arrays
-from .base import InBall
-from .model import LOW_PRECISION, Classifier, Rounded, check_targets, checked
+from .base import InBall, takes_arrays
+from .model import LOW_PRECISION, Rounded, check_targets, checked
 from .targets import nearest_first
 
 _CLEAN_BATCH = 512
@@ -273,7 +272,6 @@ def run(
     seed: int,
     *,
     lanes: int | None = None,
-    first: int = 0,
     hooks: Hooks = Hooks(),  # noqa: B008 — a frozen value
     aim: Tensor | None = None,
 ) -> Points:
@@ -284,7 +282,6 @@ def run(
         searches: what runs, in this order.
         seed: of all random numbers.
         lanes: how many images the model sees at a time; chosen if not given.
-        first: the number that messages give to the first image.
         hooks: what is called on the way.
         aim: the label that each image is to get, where not any mistake counts.
 
@@ -296,7 +293,7 @@ def run(
         check(searches, model, images, classes)
         if images.dtype in LOW_PRECISION:  # searched and judged in float32 around the model
             model, images = Rounded(model, images.dtype), images.float()
-        points = Points.of(model, images, labels, seed, first, aim)
+        points = Points.of(model, images, labels, seed, aim)
         plan = [search.work(classes) for search in searches]
         counted = 0
 
@@ -456,7 +453,7 @@ class Queue:
             return
         lane = look.to(points.x.device)
         images, owner, job = state["found"][lane], self.owner[look], self.job[look]
-        logits = judge(self.model, images, self.search.name, owner + points.first)
+        logits = judge(self.model, images, self.search.name, owner)
         self.search.refute(state, lane)
         for one in sorted(set(job.tolist())):  # no point twice at a time, and low jobs first
             mine = ((job == one) & (self.first_breaker[owner] > one)).nonzero().squeeze(1)
@@ -487,7 +484,6 @@ class Points:
         broken_by: number of the attack that broke the image, 0 if the clean one is misclassified,
             −1 while it stands. On the CPU.
         done: which jobs of the search under way are finished, ``(N, jobs)``. On the CPU.
-        first: the number that messages give to the first image.
         aim: the label that each image is to get; None where any mistake counts.
         lanes: the state of the search under way, with ``owner`` and ``job`` of each lane.
         most: how many lanes the search under way fills; 0 before it has begun.
@@ -503,25 +499,21 @@ class Points:
     clean_margin: Tensor
     broken_by: Tensor
     done: Tensor
-    first: int = 0
     aim: Tensor | None = None
     lanes: State = field(default_factory=dict)
     most: int = 0
 
     @classmethod
     def of(
-        cls,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        seed: int,
-        first: int = 0,
-        aim: Tensor | None = None,
+        cls, model: Classifier, x: Tensor, y: Tensor, seed: int, aim: Tensor | None = None
     ) -> Points:
         """The clean images, as the model answers them."""
-        numbers = torch.arange(first, first + len(x))
-        parts = zip(*(torch.split(one, _CLEAN_BATCH) for one in (x, numbers)), strict=True)
-        logits = torch.cat([judge(model, images, "", number) for images, number in parts])
+        numbers = torch.arange(len(x))
+
+        def answer(rows: slice) -> Tensor:
+            return judge(model, x[rows], "", numbers[rows])
+
+        logits = torch.cat(list(in_batches(answer, len(x), _CLEAN_BATCH)))
         ranking = logits.argsort(dim=1, descending=True)
         return cls(
             x=x,
@@ -534,7 +526,6 @@ class Points:
             clean_margin=_lead(logits, y, aim),
             broken_by=torch.where(_reached(logits, y, aim), 0, -1).cpu(),
             done=torch.zeros(len(x), 0, dtype=torch.bool),
-            first=first,
             aim=aim,
         )
 
@@ -637,16 +628,11 @@ def _answers(model: Classifier, images: Tensor) -> Tensor:
     if size > 1 and images.is_cuda and isinstance(model, nn.Module):
         small, large = _CUDA_BATCHES
         size = small if size <= small else large
-    logits: list[Tensor] = []
-    position = 0
-    while position < len(images):
-        part = images[position : position + size]
-        more = images[:1].expand(size - len(part), *images.shape[1:])
-        try:
-            # Copies of both: a model may work in place, and answer in the same place each time.
-            logits.append(model(torch.cat([part, more])).clone())
-        except torch.OutOfMemoryError as error:
-            size = halved(size, error)
-            continue
-        position += size
-    return torch.cat(logits)[: len(images)]
+
+    def answer(rows: slice) -> Tensor:
+        part = images[rows]
+        more = images[:1].expand(rows.stop - rows.start - len(part), *images.shape[1:])
+        # Copies of both: a model may work in place, and answer in the same place each time.
+        return model(torch.cat([part, more])).clone()
+
+    return torch.cat(list(in_batches(answer, len(images), size)))[: len(images)]

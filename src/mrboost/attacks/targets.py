@@ -16,10 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mrboost.speed.memory import halved
+from mrboost.devices import in_batches
+from mrboost.ensemble import Classifier
 from mrboost.threat import Threat
 
-from .model import Classifier, check_gradient, column_gradients, finite
+from .model import check_gradient, column_gradients, finite
 
 CANDIDATES = 9
 """Only the labels that AutoAttack aims at are put in order: a gradient for each of a thousand would
@@ -39,21 +40,14 @@ def nearest_first(model: Classifier, x: Tensor, ranking: Tensor, threat: Threat)
     Returns:
         The ranking with these labels in their new order; the others stay where they are.
     """
-    found = [ranking[:0]]
-    position, size = 0, _BATCH
-    while position < len(x):
-        part = slice(position, position + size)
-        labels = ranking[part, : CANDIDATES + 1]
-        try:
-            distances = boundary_distances(model, x[part], labels, threat)
-        except torch.OutOfMemoryError as error:
-            size = halved(size, error)
-            continue
+
+    def ordered(rows: slice) -> Tensor:
+        true, labels, rest = ranking[rows].tensor_split((1, CANDIDATES + 1), dim=1)
+        distances = boundary_distances(model, x[rows], torch.cat([true, labels], dim=1), threat)
         order = distances.argsort(dim=1, stable=True)
-        rest = ranking[part, CANDIDATES + 1 :]
-        found.append(torch.cat([labels[:, :1], labels[:, 1:].gather(1, order), rest], dim=1))
-        position += size
-    return torch.cat(found)
+        return torch.cat([true, labels.gather(1, order), rest], dim=1)
+
+    return torch.cat([ranking[:0], *in_batches(ordered, len(x), _BATCH)])
 
 
 def boundary_distances(model: Classifier, x: Tensor, labels: Tensor, threat: Threat) -> Tensor:

@@ -17,10 +17,10 @@ from mrboost import data as datasets
 from mrboost import models, recipes
 from mrboost.data import Dataset
 from mrboost.data.folder import FOLDER, Pictures
-from mrboost.devices import end_processes, is_first_process
+from mrboost.devices import end_processes, is_first_process, is_out_of_memory
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions
-from mrboost.evaluation.budget import TimeBudget
+from mrboost.evaluation.inputs import TimeBudget
 from mrboost.evaluation.page import has_autoattack
 from mrboost.evaluation.result import format_eps
 from mrboost.models.source import import_module, is_alias
@@ -44,7 +44,6 @@ from mrboost.runs.join import join
 from mrboost.runs.predict import predict
 from mrboost.runs.reweight import reweight_run
 from mrboost.runs.verify import verify
-from mrboost.speed.memory import is_out_of_memory
 from mrboost.training.boost import boost
 from mrboost.training.soup import soup
 

@@ -23,23 +23,6 @@ from mrboost.data.external import Source, from_loader
 from mrboost.data.loader import Augment, Batches, CutMix, Mixed
 from mrboost.data.sources import defaults, describe, load, names
 
-__all__ = [
-    "Augment",
-    "Batches",
-    "CutMix",
-    "Dataset",
-    "Defaults",
-    "Mixed",
-    "Source",
-    "Split",
-    "as_tensors",
-    "defaults",
-    "describe",
-    "drawn",
-    "from_loader",
-    "from_tensors",
-    "hold_out",
-    "load",
-    "names",
-    "validation_split",
-]
+__all__ = ["Augment", "Batches", "CutMix", "Dataset", "Defaults", "Mixed", "Source", "Split"]
+__all__ += ["as_tensors", "defaults", "describe", "drawn", "from_loader", "from_tensors"]
+__all__ += ["hold_out", "load", "names", "validation_split"]

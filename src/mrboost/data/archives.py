@@ -14,12 +14,11 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from mrboost.errors import InputError
+from mrboost.errors import InputError, reading
 from mrboost.files import require_regular
 
 MIB = 2**20
@@ -118,23 +117,6 @@ def read_file(file: Path, budget: Budget) -> bytes:
         limit = f"{budget.largest // MIB} MiB"
         raise InputError(f"{file} is larger than the {limit} allowed: get the official file")
     return data
-
-
-@contextmanager
-def reading(problem: str, remedy: str = "get it again") -> Iterator[None]:
-    """Turn any error raised inside into an InputError: parsers of damaged files raise nearly
-    anything."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{problem} ({reason(error)}): {remedy}") from error
-
-
-def reason(error: Exception) -> str:
-    """What a library's exception says, in one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _tar_members(archive: Path, file: Any, wanted: Wanted, budget: Budget) -> Iterator[Member]:

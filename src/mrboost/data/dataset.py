@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
 
-from mrboost.data.archives import reading
 from mrboost.data.mapped import Mapped
-from mrboost.errors import InputError, unknown_name
+from mrboost.errors import InputError, reading, unknown_name
 from mrboost.seeds import derive
 
 MAX_CLASSES = 100_000
@@ -242,6 +243,41 @@ def as_tensors(x: object, y: object) -> tuple[Tensor, Tensor]:
     if y.ndim == 2 and y.shape[1] > 1 and is_binary and (y.sum(dim=1) == 1).all():
         y = y.argmax(dim=1)
     return images, y
+
+
+def pairs(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels of each batch as tensors; refuses what is no pair of them, and images of
+    several shapes."""
+    shape = None
+    for pair in batches:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                f"batches are pairs (images, labels), got {type(pair).__name__}: choose two of "
+                "each, as in ((batch[0], batch[1]) for batch in loader)"
+            )
+        x, y = as_tensors(*pair)
+        shape = shape or x.shape[1:]
+        if x.shape[1:] != shape:
+            shapes = f"{tuple(shape)} and {tuple(x.shape[1:])}"
+            raise InputError(
+                f"images must all have the same shape, got {shapes}: resize or crop them"
+            )
+        yield x, y
+
+
+def count(source: object) -> int | None:
+    """How many images there are, if that is known; of a ``DataLoader`` that drops its last batch,
+    how many there are with that."""
+    if isinstance(source, DataLoader):
+        source = source.sampler if source.batch_size is not None else None
+    elif not (isinstance(source, Tensor | np.ndarray | Split) or is_map(source)):
+        return None
+    return len(source) if isinstance(source, Sized) else None
+
+
+def is_map(source: object) -> bool:
+    """Whether it is a dataset of single images, by number."""
+    return isinstance(source, TorchDataset) and not isinstance(source, IterableDataset)
 
 
 def _dense(value: object, what: str) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mrboost.data.archives import reason
+from mrboost.errors import reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image

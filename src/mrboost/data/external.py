@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from mrboost.data.dataset import Dataset, Split, as_tensors, from_tensors, hold_out
+from mrboost.data.dataset import Dataset, Split, count, from_tensors, hold_out, pairs
 from mrboost.errors import InputError
 from mrboost.progress import Meter
 
@@ -60,14 +60,11 @@ def _read(source: Source, memory: float, progress: bool) -> Split:
     parts: list[Tensor] = []
     labels: list[Tensor] = []
     seen = used = 0
-    total = _count(source)
+    total = count(source)
     with Meter(progress, "read", " images") as meter:
         meter.begin(total)
         meter.doing("reading the data")
         for x, y in _batches(source):
-            if parts and x.shape[1:] != parts[0].shape[1:]:
-                shapes = f"{tuple(parts[0].shape[1:])} and {tuple(x.shape[1:])}"
-                raise InputError(f"images have the shapes {shapes}: resize or crop them")
             parts.append(_packed(x))
             labels.append(y)
             seen += len(y)
@@ -84,31 +81,16 @@ def _read(source: Source, memory: float, progress: bool) -> Split:
 
 def _batches(source: Source) -> Iterator[tuple[Tensor, Tensor]]:
     """Batch by batch in the order of the images."""
-    loader: Iterable[Any] = source if isinstance(source, DataLoader) else _loader(source)
+    loader = source if isinstance(source, DataLoader) else DataLoader(source, batch_size=256)
     in_order = (RandomSampler, SequentialSampler)
     if isinstance(source, DataLoader) and source.batch_size and type(source.sampler) in in_order:
         how: Any = {"num_workers": source.num_workers, "collate_fn": source.collate_fn}
         loader = DataLoader(source.dataset, source.batch_size, **how)
     try:
-        for pair in loader:
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                kind = type(pair).__name__
-                raise InputError(f"a loader gives pairs (images, labels), this one gave {kind}")
-            yield as_tensors(*pair)
+        yield from pairs(loader)
     except TypeError as error:
         remedy = "give the dataset a transform that makes tensors, ToTensor()"
         raise InputError(f"the images cannot be read ({error}): {remedy}") from error
-
-
-def _loader(source: TorchDataset[Any]) -> DataLoader[Any]:
-    return DataLoader(source, batch_size=256)
-
-
-def _count(source: Source) -> int | None:
-    """How many images there are, if that is known."""
-    images = source.dataset if isinstance(source, DataLoader) else source
-    known = isinstance(images, Sized) and not isinstance(images, IterableDataset)
-    return len(images) if known else None  # type: ignore[arg-type]
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -33,12 +33,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mrboost.data.archives import Budget, Member, Wanted, members, reason
+from mrboost.data.archives import Budget, Member, Wanted, members
 from mrboost.data.dataset import Split, rank_in_class
 from mrboost.data.decoding import Background, Decoder, Pixels, UnusableError
-from mrboost.data.mapped import Mapped
-from mrboost.data.packing import Facts, Pack, Progress, cache
-from mrboost.errors import UNPRINTABLE, InputError, unknown_name
+from mrboost.data.mapped import Facts, Mapped, Pack, Progress, cache
+from mrboost.errors import UNPRINTABLE, InputError, reason, unknown_name
 from mrboost.files import require_regular
 
 FOLDER = "folder:"
@@ -360,15 +359,8 @@ def is_image(path: PurePosixPath) -> bool:
     return path.suffix.lower() in SUFFIXES and not hidden
 
 
-class _Place(NamedTuple):
-    """Where an image stands in the layout."""
-
-    split: PurePosixPath  # "train", or "top/train" in an archive with a top folder
-    label: str
-    file: str  # empty for the folder of the class itself
-
-
-Splits = dict[PurePosixPath, dict[str, dict[str, str]]]  # split -> class -> file -> its path
+Classes = dict[str, list[str]]
+"""Of each class, the paths of its images in the source."""
 
 
 def _plan(source: Pictures, survey: _Survey) -> Plan:
@@ -376,14 +368,14 @@ def _plan(source: Pictures, survey: _Survey) -> Plan:
     most are added to the problems."""
     splits = _splits(source, survey)
     classes = _common_classes(source.path, splits)
-    placed = [name for split in splits for files in split.values() for name in files.values()]
+    placed = [name for split in splits for names in split.values() for name in names]
     for name in survey.problems.keys() - set(placed):  # no part of the data set
         del survey.problems[name]
     shape = _common_shape(survey, placed)
     rows: dict[str, int] = {}
     counts: list[list[int]] = []
     for split in splits:
-        files = [[names[file] for file in sorted(names)] for _, names in sorted(split.items())]
+        files = [sorted(split[label]) for label in sorted(split)]
         counts.append([len(names) for names in files])
         turns = sorted((turn, k) for k, names in enumerate(files) for turn in range(len(names)))
         for turn, k in turns:
@@ -391,19 +383,17 @@ def _plan(source: Pictures, survey: _Survey) -> Plan:
     return Plan(classes, (counts[0], counts[1]), rows, shape)
 
 
-def _splits(source: Pictures, survey: _Survey) -> list[dict[str, dict[str, str]]]:
+def _splits(source: Pictures, survey: _Survey) -> tuple[Classes, Classes]:
     """The classes of the training and of the test images."""
     path, share = source.path, source.test_share
     names = [*survey.images, *survey.problems]
     has_splits = any(part in SPLIT_NAMES for name in names for part in Path(name).parts[:-2])
     flat = share is not None and not has_splits
-    found: Splits = defaultdict(lambda: defaultdict(dict))
+    found: dict[PurePosixPath, Classes] = defaultdict(lambda: defaultdict(list))
     for name in (*names, *(f"{folder}/" for folder in survey.folders)):
-        place = _place(name, path, flat)
-        if place is not None and place.file:
-            found[place.split][place.label][place.file] = name
-        elif place is not None:
-            _ = found[place.split][place.label]
+        if place := _place(name, path, flat):
+            split, label = place
+            found[split][label] += [] if name.endswith("/") else [name]
     by_name = {split.name: split for split in found}
     test = next((name for name in TEST_NAMES if name in by_name), "")
     if share is not None and test:
@@ -414,22 +404,19 @@ def _splits(source: Pictures, survey: _Survey) -> list[dict[str, dict[str, str]]
         remedy = "" if test else hint
         raise InputError(f"{path}: {LAYOUT}; found {listing}{remedy}")
     train = found[by_name["train"]]
-    return list(_shared(path, train, share)) if share else [train, found[by_name[test]]]
+    return _shared(path, train, share) if share else (train, found[by_name[test]])
 
 
-def _shared(
-    path: Path, train: dict[str, dict[str, str]], share: float
-) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+def _shared(path: Path, train: Classes, share: float) -> tuple[Classes, Classes]:
     """The images of each class in two parts, by a hash of their names: the same ones each time."""
-    rest: dict[str, dict[str, str]] = {}
-    test: dict[str, dict[str, str]] = {}
-    for label, files in train.items():
-        if len(files) == 1:
+    rest: Classes = {}
+    test: Classes = {}
+    for label, names in train.items():
+        if len(names) == 1:
             raise InputError(f"{path}: class {label} has one image: test-share needs two of each")
-        drawn = sorted(files, key=_hash)
-        count = min(max(1, round(share * len(files))), max(0, len(files) - 1))
-        test[label] = {file: files[file] for file in drawn[:count]}
-        rest[label] = {file: files[file] for file in drawn[count:]}
+        drawn = sorted(names, key=lambda name: _hash(PurePosixPath(name).name))
+        count = min(max(1, round(share * len(names))), max(0, len(names) - 1))
+        test[label], rest[label] = drawn[:count], drawn[count:]
     return rest, test
 
 
@@ -437,8 +424,9 @@ def _hash(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape")).digest()
 
 
-def _place(name: str, path: Path, flat: bool) -> _Place | None:
-    """Where a file stands in the layout; None for what is no part of it. ``flat``: there are no
+def _place(name: str, path: Path, flat: bool) -> tuple[PurePosixPath, str] | None:
+    """The split ("train", or "top/train" in an archive with a top folder) and the class of a file,
+    or of the folder of a class; None for what is no part of the layout. ``flat``: there are no
     folders of splits, all images are for training."""
     parts = PurePosixPath(name).parts
     if name.endswith("/"):
@@ -448,13 +436,13 @@ def _place(name: str, path: Path, flat: bool) -> _Place | None:
     if len(parts) >= 3 and parts[-3] in SPLIT_NAMES and not parts[-2].startswith("."):
         if UNPRINTABLE.search(parts[-2]):
             raise InputError(f"{path}: the class {parts[-2]!r} has control characters: rename it")
-        return _Place(PurePosixPath(*parts[:-2]), *parts[-2:])
+        return PurePosixPath(*parts[:-2]), parts[-2]
     if parts[-1] and any(part in SPLIT_NAMES for part in parts):
         raise InputError(f"{path}: {name} is not at split/class/image; {LAYOUT}")
     return None
 
 
-def _common_classes(path: Path, splits: list[dict[str, dict[str, str]]]) -> tuple[str, ...]:
+def _common_classes(path: Path, splits: tuple[Classes, Classes]) -> tuple[str, ...]:
     classes = sorted({label for split in splits for label in split})
     for name, split in zip(("train", "test"), splits, strict=True):
         missing = [label for label in classes if not split.get(label)]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mrboost.data.archives import MIB, Budget, members, read_file, reading
+from mrboost.data.archives import MIB, Budget, members, read_file
 from mrboost.data.dataset import Split, to_split
 from mrboost.data.pickles import read_pickle
-from mrboost.errors import InputError
+from mrboost.errors import InputError, reading
 from mrboost.files import require_regular
 
 MAX_FILE = 512 * MIB  # the largest official one, SVHN's train.mat, has 224 MB of images

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mrboost.data.archives import reading
-from mrboost.errors import InputError
+from mrboost.errors import InputError, reading
 
 MAX_INSTRUCTIONS = 1_000_000  # the longest official file, CIFAR-100's train batch, has 200,362
 MAX_INTEGER = 2**31

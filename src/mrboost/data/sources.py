@@ -8,6 +8,8 @@ A download is always verified by its checksum. Official archives, and CIFAR's un
 are found on disk are verified too, since the usual reason for a difference is an interrupted
 download; ``load(..., verify=False)`` skips that. Not verified are files of which legitimate
 variants exist (mnist.npz, the IDX files): their content is checked like everything else.
+
+Adding a dataset is adding a section to ``datasets.toml``, and a reader if its files need one.
 """
 
 from __future__ import annotations
@@ -15,29 +17,94 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from mrboost.data.archives import reason
-from mrboost.data.dataset import Dataset, Defaults, Split, usual_defaults
+from mrboost.data.dataset import (
+    Dataset,
+    Defaults,
+    Split,
+    rank_in_class,
+    to_split,
+    usual_defaults,
+)
 from mrboost.data.folder import FOLDER, LAYOUT, Pictures, read_folder, user_path
-from mrboost.data.packing import cache
-from mrboost.data.registry import SOURCES, Source
-from mrboost.errors import InputError, look_up
+from mrboost.data.formats import cifar, mnist_idx, mnist_npz, svhn
+from mrboost.data.mapped import cache
+from mrboost.errors import InputError, look_up, reason
 from mrboost.progress import note
 
 Folder = str | Path | None
+Reader = Callable[..., tuple[Split, Split]]
+"""From the paths of a dataset's files to its training and test images."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A named dataset: what it is, the sets of files it may come in, and how to read each.
+
+    Attributes:
+        readers: of each set of file names.
+        urls: where the official files are downloaded from.
+        checksums: of the official files, and of those in an unpacked archive, by path.
+        has_variants: whether legitimate files with other checksums exist.
+    """
+
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    sizes: tuple[int, int]
+    defaults: Defaults
+    readers: dict[tuple[str, ...], Reader]
+    urls: tuple[str, ...] = ()
+    checksums: dict[str, str] = field(default_factory=dict)
+    has_variants: bool = False
+
+
+def _digits() -> tuple[Split, Split]:
+    """scikit-learn's 8x8 scans; in each class every fifth image is a test image, for every seed."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    whole = to_split(digits.images / 16.0, digits.target, "digits")
+    test = rank_in_class(whole.y) % 5 == 4
+    return whole[~test], whole[test]
+
+
+_BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
+_READERS: dict[str, Reader] = {
+    "digits": _digits,
+    "mnist_npz": mnist_npz,
+    "mnist_idx": mnist_idx,
+    "cifar10": partial(cifar, train=_BATCHES, test=["test_batch"], labels="labels"),
+    "cifar100": partial(cifar, train=["train"], test=["test"], labels="fine_labels"),
+    "svhn": svhn,
+}
+
+
+def _section(files: dict[str, Any], defaults: dict[str, Any], classes: str, **facts: Any) -> Source:
+    """A section of ``datasets.toml``."""
+    readers = {tuple(group): _READERS[name] for name in files for group in files[name]}
+    for key in ("shape", "sizes", "urls"):
+        facts[key] = tuple(facts.get(key, ()))
+    names = tuple(classes.split())
+    return Source(classes=names, defaults=Defaults(**defaults), readers=readers, **facts)
+
+
+_SECTIONS = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text("utf-8"))
+SOURCES: dict[str, Source] = {name: _section(**facts) for name, facts in _SECTIONS.items()}
 
 
 class Found(NamedTuple):
     """The files of a dataset on disk."""
 
     paths: tuple[Path, ...]
-    read: Callable[..., tuple[Split, Split]]
+    read: Reader
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.paths)) or "part of scikit-learn"

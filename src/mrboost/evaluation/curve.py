@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import Attack, Classifier, named
+from mrboost.data.dataset import count
 from mrboost.errors import InputError
 from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.threat import radius
 
-from .batches import attacked_batches, still_correct
-from .inputs import Chunk, Images, chunks, count, fitted
+from .batches import attacked_batches, is_correct
+from .inputs import Chunk, Images, chunks, fitted
+from .result import format_eps
 from .statistics import Interval, wilson_interval
 
 
@@ -72,11 +74,14 @@ def robustness_curve(
             # probabilities, for a randomised classifier
             alive = torch.ones(len(chunk.x), dtype=torch.float64)
             for number, (eps, one) in enumerate(zip(every, attacks, strict=True)):
-                meter.doing(f"eps {eps:g}")
+                label = f"eps {format_eps(eps)}"
+                meter.doing(label)
                 _attack_survivors(alive, chunk, one)
                 standing[number] += alive.sum()
                 meter(len(alive))
-                meter.say(f"eps {eps:g} is done, {alive.mean():.2%} of {len(alive)} stand")
+                meter.say(
+                    f"eps {format_eps(eps)} is done, {alive.mean():.2%} of {len(alive)} stand"
+                )
             seen += len(alive)
     return [
         Radius(eps, n / seen, wilson_interval(n, seen))
@@ -90,7 +95,8 @@ def _attack_survivors(alive: Tensor, chunk: Chunk, attack: Attack | None) -> Non
     if len(survivors) == 0:
         return
     part = chunk.part(survivors)
-    correct = still_correct(part.model, part.x, part.y, attack, part.numbers)
+    batches = attacked_batches(part.model, part.x, part.y, attack, numbers=part.numbers)
+    correct = torch.cat([is_correct(part.model, *batch) for batch in batches])
     alive[survivors] = alive[survivors].minimum(correct.double())
 
 

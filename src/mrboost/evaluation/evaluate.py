@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mrboost.attacks import BPDA, Attack, Classifier, as_attack, named
-from mrboost.attacks.adaptive import on_surrogate
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
+from mrboost.attacks.stand_ins import on_surrogate
+from mrboost.data.dataset import count
 from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
@@ -28,11 +29,10 @@ from mrboost.progress import Meter
 from mrboost.seeds import keep_random_state
 from mrboost.threat import no_radius, radius
 
-from .budget import TimeBudget
-from .chunk import Runner, check_attacks
-from .inputs import Chunk, Images, chunks, count
-from .measurements import Measurements
-from .observers import DoubtFinder, Examples, Observer, ProgressReport
+from .batches import Runner, check_attacks
+from .inputs import Chunk, Images, TimeBudget, chunks
+from .observers import Examples, Measurements, Observer, ProgressReport
+from .probe import probe
 from .result import Evaluation, UnfinishedError
 from .resume import Saved
 
@@ -187,12 +187,8 @@ def measure(
         Meter(options.progress, options.name) as meter,
         ExitStack() as open_files,
     ):
-        asked = _PROBED if ball[0] is None else ball[0]
-        doubts = DoubtFinder(meter, eps or asked, norm or ball[1])
         expected = x if options.time_budget is None else None
         observers: list[Observer] = [measured, ProgressReport(meter, attacks.values(), expected)]
-        if options.check:
-            observers.append(doubts)
         if options.examples is not None:
             examples = Examples(options.examples, {"eps": eps, "norm": norm})
             observers.append(open_files.enter_context(closing(examples)))
@@ -203,14 +199,20 @@ def measure(
                 check_attacks(attacks.values(), chunk)
             for observer in observers:
                 observer.on_chunk(chunk)
+            if chunk.number == 0 and options.check:
+                asked = _PROBED if ball[0] is None else ball[0]
+                meter.doing("looking for doubts")
+                meter.say("looking for doubts")
+                found = probe(chunk.model, chunk.x, chunk.y, eps=eps or asked, norm=norm or ball[1])
+                measured.doubts = tuple(found)
             _attack_chunk(chunk, measured, runner, observers, smaller)
             if "clean" in measured.failed:
                 break
         for observer in observers:
             observer.on_end()
-    problems = [observer.problem for observer in observers if observer.problem]
-    every = count(x) if options.time_budget is not None else None
-    return replace(measured, doubts=doubts.doubts, problem="; ".join(problems), every=every)
+    measured.problem = "; ".join(one.problem for one in observers if one.problem)
+    measured.every = count(x) if options.time_budget is not None else None
+    return measured
 
 
 def _common_ball(

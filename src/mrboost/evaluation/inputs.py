@@ -4,28 +4,32 @@ model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader
 
 from mrboost.attacks import Classifier, attacked
-from mrboost.attacks.bpda import of_tensors
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
+from mrboost.attacks.stand_ins import of_tensors
 from mrboost.data import Split, as_tensors
+from mrboost.data.dataset import is_map, pairs
 from mrboost.data.mapped import Mapped
 from mrboost.devices import device_of, dtype_of
 from mrboost.ensemble import Mixture
 from mrboost.errors import InputError
 
-from .budget import TimeBudget
-
 Images = Tensor | Split | Iterable[tuple[Tensor, Tensor]]
 CHUNK = 2**24
 """Numbers in the images of one chunk: 64 MiB of float32."""
+
+_FIRST = 64  # images of the first chunk; the search for doubts takes as many
+_GROWTH = 2.0  # what a small chunk says of the pace of a large one is not much
+_LEAST = 0.25  # of the last chunk's time: with less than that left, nothing is begun
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
 Numbered = Iterator[tuple[Tensor, Tensor, Tensor]]
@@ -54,6 +58,42 @@ class Chunk:
         """Some of its images."""
         here = rows.to(self.x.device)
         return replace(self, x=self.x[here], y=self.y[rows], numbers=self.numbers[rows])
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """So many seconds, by a clock that gives seconds too: the images of an evaluation of limited
+    time are a random sample, as large as the time allows.
+
+    They come in a random order, the same each time, in chunks. The size of a chunk is chosen before
+    anything is known of its images, and a chunk that was begun is finished. If the last one were
+    dropped, images that take long, those that withstand, would be missing more often than others.
+    """
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise InputError(f"time_budget is in seconds, above 0 and finite, got {self.seconds}")
+
+    def rows(self, count: int, most: int) -> Iterator[Tensor]:
+        """The numbers of the images of one chunk after the other, until the time is over.
+
+        Args:
+            count: how many images there are.
+            most: how many a chunk may have.
+        """
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        begun = now = self.clock()
+        done, growth, size = 0, 1.0, min(_FIRST, most)
+        while done < count and growth >= _LEAST:
+            rows = order[done : done + size]
+            yield rows
+            done += len(rows)
+            then, now = now, self.clock()
+            growth = min(_GROWTH, (begun + self.seconds - now) / max(now - then, 1e-9))
+            size = min(most, max(1, int(growth * len(rows))))
 
 
 def chunks(
@@ -100,7 +140,7 @@ def _unchecked(x: Images, y: Tensor | None, budget: TimeBudget | None) -> Number
     if y is None:
         if budget is not None:
             raise InputError("a time budget draws images: give tensors x and y, or a Split")
-        return _numbered(_gathered(DataLoader(x, batch_size=256) if _is_map(x) else x))  # type: ignore[arg-type]
+        return _numbered(_gathered(DataLoader(x, batch_size=256) if is_map(x) else x))  # type: ignore[arg-type]
     in_parts = isinstance(x, np.ndarray) and x.ndim > 1  # it may be mapped from a file
     images, labels = as_tensors(x[:1] if in_parts else x, y)  # type: ignore[index]
     whole = x if in_parts else images
@@ -127,18 +167,8 @@ def _gathered(batches: object) -> Pairs:
         kind = type(batches).__name__
         raise InputError(f"x must be images, or give pairs (images, labels), got {kind}")
     waiting: list[tuple[Tensor, Tensor]] = []
-    for pair in batches:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InputError(
-                f"without y, x must give pairs (images, labels), it gave {type(pair).__name__}: "
-                "choose two of each, as in ((batch[0], batch[1]) for batch in loader)"
-            )
-        waiting.append(as_tensors(*pair))
-        one, other = (tuple(images.shape[1:]) for images, _ in (waiting[0], waiting[-1]))
-        if one != other:
-            raise InputError(
-                f"images must all have the same shape, got {one} and {other}: resize or crop them"
-            )
+    for pair in pairs(batches):
+        waiting.append(pair)
         if sum(len(images) for images, _ in waiting) >= _per_chunk(waiting[0][0]):
             yield _together(waiting)
             waiting = []
@@ -149,11 +179,6 @@ def _gathered(batches: object) -> Pairs:
 def _together(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     images, labels = zip(*pairs, strict=True)
     return torch.cat(images), torch.cat(labels)
-
-
-def _is_map(x: object) -> bool:
-    """A dataset of single images, by number."""
-    return isinstance(x, Dataset) and not isinstance(x, IterableDataset)
 
 
 def _rows(
@@ -170,14 +195,3 @@ def _rows(
 
 def _per_chunk(images: Tensor | Mapped | np.ndarray) -> int:
     return max(1, CHUNK // max(1, math.prod(images.shape[1:])))
-
-
-def count(x: Images) -> int | None:
-    """How many images there are, if ``x`` tells; of a ``DataLoader`` that drops its last batch, how
-    many there are with that."""
-    source: object = x
-    if isinstance(x, DataLoader):
-        source = x.sampler if x.batch_size is not None else None
-    elif not (isinstance(x, Tensor | np.ndarray | Split) or _is_map(x)):
-        source = None
-    return len(source) if isinstance(source, Sized) else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mrboost.errors import InputError
-from mrboost.files import replacing, write_texts
+from mrboost.files import write_texts
 
 MOST_CLASSES = 20  # for the table by class
 NOTHING_SEEN = (
@@ -108,12 +109,9 @@ def write_plot(rows: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     kinds = ("svg", "png", "pdf")
     if path.suffix[1:] not in kinds:
         raise InputError(f"a plot is written as {', '.join(kinds)}, got {str(path)!r}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format=path.suffix[1:], dpi=200)
-    except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from None
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], dpi=200)
+    write_texts({path: content.getvalue()})
 
 
 def _bars(rows: Mapping[str, list[dict[str, Any]]]) -> Any:

@@ -8,7 +8,7 @@ A model is a function of the image shape and the number of classes; ``register``
 Networks take images in [0, 1] and normalise inside, so that eps always means the same thing.
 """
 
-from . import cnn, resnet, wide_resnet  # noqa: F401 — importing them fills the registry
+from . import networks  # noqa: F401 — importing it fills the registry
 from .black_box import BlackBox
 from .registry import Normalize, add, build, check, given, names, register
 from .source import Logits

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrboost.ensemble import Ensemble
+from mrboost.ensemble import Classifier, Ensemble
 from mrboost.errors import InputError, check_new_name, unknown_name
 from mrboost.files import State
 from mrboost.seeds import global_stream
 
 from . import source
 from .black_box import as_model
-from .source import Classifier, Shape
+from .source import Shape
 
 Factory = Callable[[Shape, int], nn.Module]
 
@@ -203,16 +203,12 @@ def given(
     if weights is not None:
         state = state or source.read_weights(weights)
         if "0.mean" in state and "0.mean" not in model.state_dict():  # of a run: it normalises
-            model = nn.Sequential(_no_normalization(shape[0]), model)
+            model = nn.Sequential(Normalize([0.0] * shape[0], [1.0] * shape[0]), model)
         source.fill(model, state, f"{weights} does not fit {name}")
     if normalize is not None:
         model = nn.Sequential(Normalize(*normalize), model)
     model.requires_grad_(False).eval()
     return model if source.returns_tensor(model, shape) else source.Logits(model).eval()
-
-
-def _no_normalization(channels: int) -> Normalize:
-    return Normalize([0.0] * channels, [1.0] * channels)
 
 
 def _replace_relu(network: nn.Module, name: str) -> None:

@@ -8,10 +8,11 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from inspect import Parameter, isclass, signature
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +25,12 @@ from mrboost.files import State, read_tensors, require_regular
 from .black_box import Session
 
 Shape = tuple[int, int, int]
-Classifier = Callable[[Tensor], Tensor]
 
 # What each alias needs, and how it is installed
 _PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # Where training scripts put the weights among other things that they save
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net")
-_MOST_TOLD = 3  # keys in a message
 
 
 class Logits(nn.Module):
@@ -227,22 +226,17 @@ def fill(network: nn.Module, state: State, what: str, *, new_head: bool = False)
         The names of the weights that were left as they are.
     """
     mine = network.state_dict()
-    differ = [key for key in mine.keys() & state.keys() if mine[key].shape != state[key].shape]
-    head = list(mine)[-2:] if new_head else []
-    left = [key for key in differ if key in head and mine[key].shape[1:] == state[key].shape[1:]]
-    problems = [
-        f"{key} has shape {tuple(state[key].shape)}, not {tuple(mine[key].shape)}"
-        for key in sorted(set(differ) - set(left))
-    ]
-    for keys, says in ((mine.keys() - state.keys(), "lacks"), (state.keys() - mine.keys(), "has")):
-        if keys:
-            told = ", ".join(sorted(keys)[:_MOST_TOLD])
-            more = f" and {len(keys) - _MOST_TOLD} more" if len(keys) > _MOST_TOLD else ""
-            problems.append(f"it {says} {told}{more}{' besides' if says == 'has' else ''}")
-    if problems:
-        more = f" and {len(problems) - _MOST_TOLD} more" if len(problems) > _MOST_TOLD else ""
-        raise InputError(f"{what}: {'; '.join(problems[:_MOST_TOLD])}{more}: give its own")
-    network.load_state_dict(state | {key: mine[key] for key in left})
+    head = [key for key in list(mine)[-2:] if new_head and key in state]
+    left = {
+        key: mine[key]
+        for key in head
+        if mine[key].shape != state[key].shape and mine[key].shape[1:] == state[key].shape[1:]
+    }
+    try:
+        network.load_state_dict(state | left)
+    except RuntimeError as error:
+        problem = " ".join(str(error).partition(":")[2].split())
+        raise InputError(f"{what}: {shorten(problem, 300)} Give its own") from None
     return sorted(left)
 
 

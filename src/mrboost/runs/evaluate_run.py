@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from mrboost import data as datasets
 from mrboost.attacks import Attack
-from mrboost.attacks.adaptive import adaptive, on_surrogate
+from mrboost.attacks.adaptive import adaptive
+from mrboost.attacks.stand_ins import on_surrogate
 from mrboost.data import Dataset, Split, drawn
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import GO_ON, lost_processes, make_fabric
@@ -25,7 +26,7 @@ from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
 from mrboost.evaluation import EvaluationOptions, measure, resolve_attacks
 from mrboost.evaluation.doubts import AMONG_OUTCOMES, Doubt, contradictions
-from mrboost.evaluation.measurements import Measurements
+from mrboost.evaluation.observers import Measurements
 from mrboost.evaluation.result import Evaluation, UnfinishedError, same_images, worst_of
 from mrboost.files import digest, require_inside
 from mrboost.progress import note

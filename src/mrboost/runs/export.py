@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from mrboost import __version__
-from mrboost.data.archives import reason
 from mrboost.data.folder import FOLDER
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import InputError, look_up
+from mrboost.errors import InputError, look_up, reason
 from mrboost.evaluation.result import format_eps, worst_of
 from mrboost.files import replacing
 from mrboost.plots.html import render

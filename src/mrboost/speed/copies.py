@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from mrboost.devices import device_of
-from mrboost.ensemble import Ensemble, Mixture
+from mrboost.ensemble import Classifier, Ensemble, Mixture
 from mrboost.seeds import keep_random_state, random_state
 from mrboost.threat import wide
 
 from . import fusing
 
-Model = Callable[[Tensor], Tensor]
 Answer = tuple[Tensor, Tensor]  # logits, and a gradient in the images
 Pass = Callable[[fx.GraphModule], object]
 
@@ -47,7 +46,7 @@ _CUDA_PASSES: Sequence[Sequence[Pass]] = (
 )
 
 
-def quick(model: Model, x: Tensor, size: int = _SAMPLE) -> Model:
+def quick(model: Classifier, x: Tensor, size: int = _SAMPLE) -> Classifier:
     """A faster copy that answers as the model does.
 
     Args:
@@ -93,7 +92,7 @@ def _is_close(answer: Answer, wanted: Answer, rows: Tensor) -> bool:
     return bool(logits < 1e-4 and gradient < 1e-2)
 
 
-def _draws(model: Model, x: Tensor) -> bool:
+def _draws(model: Classifier, x: Tensor) -> bool:
     """Whether the model draws random numbers: its answers differ, or a global generator has moved.
 
     A traced copy would repeat one draw for ever.
@@ -111,14 +110,14 @@ def _generator_states(device: torch.device) -> list[object]:
     return [*states, random.getstate(), str(np.random.get_state(legacy=False))]
 
 
-def refresh(copy: Model) -> None:
+def refresh(copy: Classifier) -> None:
     """Give a copy, or all copies in an ensemble, the present weights of their networks."""
     for part in copy.modules() if isinstance(copy, nn.Module) else ():
         if isinstance(part, Copy):
             part.refresh()
 
 
-def _answer(model: Model, x: Tensor) -> Answer:
+def _answer(model: Classifier, x: Tensor) -> Answer:
     """Logits, and the gradient in the images of a fixed combination of them; zero
     where there is none."""
     x = x.clone().requires_grad_(True)

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrboost.devices import halved
+from mrboost.ensemble import Classifier
 from mrboost.errors import InputError
+from mrboost.files import State
 
-from .copies import Model, quick
-from .memory import halved
+from .copies import quick
 
 # To capture a step takes as long as to run it so many times.
 _STEPS_PER_CAPTURE = 25
-State = dict[str, Tensor]
-Step = Callable[[Model, State], State]
+Step = Callable[[Classifier, State], State]
 
 
 class NotCapturedError(RuntimeError):
@@ -177,7 +178,7 @@ class Engine:
         lanes: how many lanes are advanced at a time if the user does not say.
     """
 
-    def __init__(self, model: Model, x: Tensor) -> None:
+    def __init__(self, model: Classifier, x: Tensor) -> None:
         self.model = model
         self.lanes = 1024 if x.is_cuda else max(16, min(1024, 2**20 // x[0].numel()))
         self._images = x

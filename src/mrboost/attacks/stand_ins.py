@@ -1,11 +1,15 @@
-"""The parts of a model that vote, and a twin of the model in which their answers are averaged.
+"""Stand-ins for a model that has no useful gradient, or a misleading one.
 
+``Transfer`` makes images on one model to show them to another. ``BPDA`` has the answers of a
+model and the gradients of a stand-in that the user names, where the model rounds, sorts, encodes or
+is no network. ``Twin`` finds a stand-in in the model itself: the mean of what its parts answer.
 What a model makes of its members' answers may leave no gradient to follow though the members have
 one: a median, a vote, a normalisation by the largest logits (CrossMax). What fools the mean of the
 members mostly fools the model too, and the mean has a gradient.
 
-Reference: Zhang et al., "Evaluating the robustness of the 'Ensemble everything everywhere'
-defense", 2024, which breaks CrossMax so.
+References: Athalye, Carlini & Wagner, "Obfuscated gradients give a false sense of security", ICML
+2018 (BPDA); Zhang et al., "Evaluating the robustness of the 'Ensemble everything everywhere'
+defense", 2024, which breaks CrossMax by the mean of its members.
 """
 
 from __future__ import annotations
@@ -19,7 +23,108 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from .model import Classifier, checked
+from mrboost.ensemble import Classifier
+from mrboost.errors import InputError, NanLogitsError
+from mrboost.models.black_box import as_model
+
+from .base import Attack, as_attack
+from .model import attacked, checked, networks
+from .pgd import PGD
+
+
+@dataclass(frozen=True)
+class Transfer(Attack):
+    """Adversarial examples made on ``source``, whichever model they are then shown to.
+
+    Args:
+        attack: what makes them.
+        source: the model that it runs on.
+        own: the source is a part of the model that they are shown to, so that gradients of the
+            source are gradients of that model.
+    """
+
+    attack: Attack
+    source: Classifier
+    own: bool = False
+
+    def __post_init__(self) -> None:
+        made_by = as_attack(self.attack)
+        object.__setattr__(self, "eps", made_by.eps)
+        object.__setattr__(self, "norm", made_by.norm)
+        object.__setattr__(self, "uses_gradients", self.own and made_by.uses_gradients)
+
+    def work(self, classes: int) -> int:
+        return as_attack(self.attack).work(classes)
+
+    def __call__(
+        self, model: Classifier, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        try:
+            return self.attack(self.source, x, y, generator=generator)
+        except NanLogitsError:
+            raise
+        except InputError as error:
+            raise InputError(f"of the model that the examples are made on: {error}") from error
+
+
+class BPDA(nn.Module):
+    """The answers of ``model``, and the gradients of ``surrogate``.
+
+    Args:
+        model: what is attacked.
+        surrogate: a differentiable stand-in for the whole of it, images to logits. For a step
+            before a network, that is the network on images that keep their gradient:
+            ``lambda x: network(x + (step(x) - x).detach())``, or simply ``network``.
+
+    Example:
+        >>> evaluate(BPDA(model, network), x, y, "autoattack")  # doctest: +SKIP
+    """
+
+    def __init__(self, model: Classifier, surrogate: Classifier) -> None:
+        super().__init__()
+        self.model = model
+        self.surrogate = surrogate
+        self.used = nn.ModuleList(networks(model) + networks(surrogate))  # of functions too
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return self.model(x)
+        stand_in = self.surrogate(x.clone())  # either may work in place
+        with torch.no_grad():
+            logits = self.model(x.detach().clone())
+        return _Through.apply(stand_in, logits)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Through(torch.autograd.Function):
+    """The second argument, with the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG004
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return gradient, None
+
+
+def of_tensors(model: Classifier, x: Tensor, classes: int) -> Classifier:
+    """``as_model``, also of the model inside a ``BPDA``."""
+    inner = model.model if isinstance(model, BPDA) else model
+    if isinstance(inner, nn.Module):
+        return model
+    with attacked(inner):
+        found: Classifier = as_model(inner, x, classes)
+    return BPDA(found, model.surrogate) if isinstance(model, BPDA) else found
+
+
+def on_surrogate(
+    model: Classifier, eps: float | None, norm: str | None = "Linf"
+) -> dict[str, Attack]:
+    """What fools the surrogate of a ``BPDA``, shown to the model, as ``surrogate``; nothing for
+    another model, or without a ball."""
+    if not eps or norm is None or not isinstance(model, BPDA):
+        return {}
+    return {"surrogate": Transfer(PGD(eps, norm, steps=100), model.surrogate)}
 
 
 @dataclass

@@ -29,15 +29,14 @@ from mrboost.attacks.model import (
     slopes,
 )
 from mrboost.attacks.survivors import run
-from mrboost.devices import device_of, dtype_of
+from mrboost.devices import device_of, dtype_of, halved
 from mrboost.ensemble import Mixture, members_of
 from mrboost.errors import NanLogitsError
 from mrboost.losses import Loss, cross_entropy, margin
 from mrboost.seeds import keep_random_state
-from mrboost.speed.memory import halved
 from mrboost.threat import ball
 
-from .outcomes import Doubt
+from .doubts import Doubt
 
 _QUERIES = 300
 

@@ -1,7 +1,7 @@
 """When to doubt a robustness figure: what the outcomes of several attacks say against each other.
 
 That an attack fails is no proof of robustness. Each ``Doubt`` says what was seen, why it matters
-and what to do; an empty list means that nothing was seen, not that the figure is right. ``checks``
+and what to do; an empty list means that nothing was seen, not that the figure is right. ``probe``
 looks at the model itself.
 """
 
