@@ -14,7 +14,7 @@ from mrboost.data import Dataset
 from mrboost.errors import InputError
 from mrboost.options import BY_NAME, OPTIONS, TrainingOptions
 from mrboost.recipes.config import describe, resolve, saved_options
-from mrboost.recipes.schedules import SCHEDULES
+from mrboost.recipes.optimisation import SCHEDULES
 from mrboost.runs.identity import differences
 
 

@@ -51,15 +51,21 @@ _HOMES = {
     "soup": "training.soup",
 }
 
-_RECIPE_PARTS = ("awp", "exponential", "initial", "objectives", "samplers", "schedules")
 # Modules that can also be imported by a shorter name: ``mrboost.samplers``
 _ALIASES = {
     "adaptive": "attacks.adaptive",
     "attacks.queue": "attacks.survivors",
+    "awp": "recipes.awp",
     "copies": "speed.copies",
+    "exponential": "recipes.exponential",
+    "initial": "recipes.optimisation",
     "loggers": "training.loggers",
+    "objectives": "recipes.objectives",
     "outcomes": "evaluation.result",
-    **{name: f"recipes.{name}" for name in _RECIPE_PARTS},
+    "recipes.initial": "recipes.optimisation",
+    "recipes.schedules": "recipes.optimisation",
+    "samplers": "recipes.samplers",
+    "schedules": "recipes.optimisation",
 }
 
 

@@ -2,7 +2,7 @@
 
 Its message says what was wrong, with which value, and what to do, in one line; the command line
 prints that line and exits with status 2. Any other exception that escapes is a bug of the library
-and keeps its traceback.
+and keeps its traceback. Checks of names, and of parts of one's own, stand beside it.
 """
 
 from __future__ import annotations
@@ -107,3 +107,24 @@ def check_new_name(kind: str, name: str, known: Iterable[str]) -> None:
         raise InputError(f"a {kind} called {name!r} is registered already: choose another name")
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise InputError(f"a {kind} cannot be called {name!r}: take letters, digits, - and _")
+
+
+def check_part(what: str, part: object, *needed: str) -> None:
+    """Refuse a part of a recipe of which config.json could not tell what it is, or without an
+    attribute that training asks for.
+
+    Args:
+        what: how messages call it, as "sampler of recipe 'at'".
+        part: a value of the part's class, which is a frozen dataclass with ``__call__``.
+        needed: names of attributes.
+    """
+    if isinstance(part, type):
+        raise InputError(f"{what} is a class: give a value of it, {part.__name__}()")
+    settings = getattr(part, "__dataclass_params__", None)
+    if settings is None or not settings.frozen:
+        kind = type(part).__name__
+        problem = f"{what} is no frozen dataclass, and a run folder could not say how it is set"
+        raise InputError(f"{problem}: put @dataclass(frozen=True) above the class of this {kind}")
+    for name in ("__call__", *needed):
+        if not hasattr(part, name):
+            raise InputError(f"{what} has no attribute {name!r}: give it one")

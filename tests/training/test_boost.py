@@ -112,7 +112,10 @@ def test_later_rounds_start_from_the_last_weights_of_the_one_before(
     scored = mrboost.evaluate(mrboost.load(tmp_path / "run"), *held_out(tiny), "pgd-20", eps=0.05)[
         "pgd-20"
     ]
-    assert run.results["rounds"][1]["pgd-20"]["accuracy"] == scored.accuracy
+    row = run.results["rounds"][1]["pgd-20"]
+    assert row["accuracy"] == scored.accuracy
+    assert row["margin"] == pytest.approx(scored.margin, abs=1e-6)
+    assert row["min_margin"] == pytest.approx(scored.min_margin, abs=1e-6)
 
 
 def held_out(dataset: Dataset) -> tuple[Tensor, Tensor]:

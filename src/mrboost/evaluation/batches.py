@@ -198,25 +198,21 @@ def work_of(attack: Attack | None, classes: int) -> int:
 
 def accuracies(model: Classifier, split: Split, attack: Attack) -> tuple[float, float]:
     """Clean and attacked accuracy on a split that was checked when it was loaded."""
-    found: list[list[Tensor]] = []
-    for part in split.parts():
-        fits, x = fitted(model, part.images())
-        found.append([still_correct(fits, x, part.y, one) for one in (None, attack)])
-    clean, robust = (torch.cat(parts).double().mean().item() for parts in zip(*found, strict=True))
+    clean, robust = (scores(model, split, one)[0].mean().item() for one in (None, attack))
     return clean, robust
 
 
-def still_correct(
-    model: Classifier,
-    x: Tensor,
-    y: Tensor,
-    attack: Attack | None,
-    numbers: Tensor | None = None,
-) -> Tensor:
-    """Whether each image, fit for the model, is classified correctly after the attack; of a
-    ``Mixture``, with which probability."""
-    batches = attacked_batches(model, x, y, attack, numbers=numbers)
-    return torch.cat([is_correct(model, *batch) for batch in batches])
+def scores(model: Classifier, split: Split, attack: Attack | None) -> tuple[Tensor, Tensor]:
+    """Of each image of a split that was checked when it was loaded, after the attack: whether it is
+    classified correctly, as ``is_correct`` says, and its margin."""
+    correct: list[Tensor] = []
+    margins: list[Tensor] = []
+    for part in split.parts():
+        fits, x = fitted(model, part.images())
+        for images, logits, labels in attacked_batches(fits, x, part.y, attack):
+            correct.append(is_correct(fits, images, logits, labels))
+            margins.append(-margin(logits, labels, reduction="none").cpu().double())
+    return torch.cat(correct).double(), torch.cat(margins)
 
 
 def is_correct(model: Classifier, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

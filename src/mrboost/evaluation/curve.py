@@ -15,7 +15,7 @@ from mrboost.losses import margin
 from mrboost.progress import Meter
 from mrboost.threat import radius
 
-from .batches import attacked_batches, still_correct
+from .batches import attacked_batches, is_correct
 from .inputs import Chunk, Images, chunks, fitted
 from .result import format_eps
 from .statistics import Interval, wilson_interval
@@ -95,7 +95,8 @@ def _attack_survivors(alive: Tensor, chunk: Chunk, attack: Attack | None) -> Non
     if len(survivors) == 0:
         return
     part = chunk.part(survivors)
-    correct = still_correct(part.model, part.x, part.y, attack, part.numbers)
+    batches = attacked_batches(part.model, part.x, part.y, attack, numbers=part.numbers)
+    correct = torch.cat([is_correct(part.model, *batch) for batch in batches])
     alive[survivors] = alive[survivors].minimum(correct.double())
 
 

@@ -34,8 +34,8 @@ part           file                    what it does
 ``objective``  ``objectives.py``       gives the loss of each example on them
 ``scope``      ``objectives.py``       whose logits that loss sees: the learner's or the ensemble's
 ``awp``        ``awp.py``              perturbs the weights where the gradient is taken
-``schedule``   ``schedules.py``        the learning rate of the step of SGD
-``init``       ``initial.py``          before a round: the weights that it starts from
+``schedule``   ``optimisation.py``     the learning rate of the step of SGD
+``init``       ``optimisation.py``     before a round: the weights that it starts from
 =============  ======================  =============================================================
 
 ``methods.py`` holds the methods, ``config.py`` the configuration of a run: a recipe with data,
@@ -45,7 +45,6 @@ one.
 
 from .awp import AWP
 from .exponential import Exp
-from .initial import Init, PerInit, RndInit
 from .methods import (
     AT,
     AT2,
@@ -73,8 +72,8 @@ from .methods import (
     register,
 )
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
+from .optimisation import Init, OneCycle, PerInit, Piecewise, RndInit, Schedule
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
-from .schedules import OneCycle, Piecewise, Schedule
 
 __all__ = ["RECIPES", "Recipe", "get", "register"]
 __all__ += ["AT", "AT2", "AT_AWP", "AT_MCE", "AWP_MCE", "DEEPER", "GAIR", "GAIR_MCE", "MART"]

@@ -7,7 +7,7 @@ equality. Where the data lie and which device computes are not part of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from mrboost.threat import ball, radius
 
 from .awp import AWP
 from .methods import RECIPES, Recipe
+from .optimisation import SCHEDULES
 from .samplers import SAMPLERS
-from .schedules import SCHEDULES
 
 # The least and the largest that the whole numbers of a training may be
 LIMITS = {
@@ -292,15 +292,13 @@ def unregistered(config: Mapping[str, Any]) -> str:
         return f"recipe {saved['name']!r}"
     recipe = describe_parts(RECIPES[saved["name"]])
     found = saved_options(config)
-    parts: dict[str, Callable[[Any], Any]] = {
-        "sampler": lambda of: of["sampler"],
-        "loss": lambda of: of["objective"].get("loss"),
-    }
-    for name, part in parts.items():
-        value = part(saved)
-        if name not in found and _bare(value) != _bare(part(recipe)):
-            bare = _bare(value)
-            return f"{name} {bare['part'] if isinstance(bare, dict) else bare!r}"
+    for name, value, usual in (
+        ("sampler", saved["sampler"], recipe["sampler"]),
+        ("loss", saved["objective"].get("loss"), recipe["objective"].get("loss")),
+    ):
+        own = _bare(value)
+        if name not in found and own != _bare(usual):
+            return f"{name} {own['part'] if isinstance(own, dict) else own!r}"
     return ""
 
 

@@ -14,19 +14,24 @@ from typing import Any
 from mrboost.attacks import Gaussian, Start, Uniform
 from mrboost.data import CutMix
 from mrboost.ensemble import Ensemble, Mixture
-from mrboost.errors import InputError, check_new_name, look_up
+from mrboost.errors import InputError, check_new_name, check_part, look_up
 from mrboost.losses import cross_entropy, margin_cross_entropy, margin_kl_divergence
 
 from .awp import AWP
 from .exponential import Exp
-from .initial import Init, PerInit, RndInit
 from .objectives import Ind, Mart, Objective, OnPairs, OnPerturbed, Scope, Trades, Whole
-from .parts import check_part
+from .optimisation import Init, OneCycle, PerInit, Piecewise, RndInit, Schedule
 from .samplers import All, Diverge, Drawn, Geometry, Learner, Max, Past, Rnd, Sampler
-from .schedules import OneCycle, Piecewise, Schedule
 
-_PARTS = ("sampler", "objective", "scope", "init", "start", "schedule")
-_NEEDED = {"sampler": ("joint",), "schedule": ("settled",)}
+# The parts, and the attributes that training asks of them
+_PARTS = {
+    "sampler": ("joint",),
+    "objective": (),
+    "scope": (),
+    "init": (),
+    "start": (),
+    "schedule": ("settled",),
+}
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,8 @@ class Recipe:
     cutmix: CutMix | None = None
 
     def __post_init__(self) -> None:
-        for part in _PARTS:
-            what = f"{part} of recipe {self.name!r}"
-            check_part(what, getattr(self, part), *_NEEDED.get(part, ()))
+        for part, needed in _PARTS.items():
+            check_part(f"{part} of recipe {self.name!r}", getattr(self, part), *needed)
         if not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"steps must be a whole number of at least 1, got {self.steps!r}")
         if self.ema is not None and not 0 < self.ema < 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +68,7 @@ class OnPerturbed:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         logits = model(sample.x)
-        per_example = sample.over_labels(lambda y: self.loss(logits, y, reduction="none"))
+        per_example = sample.over_labels(partial(self.loss, logits, reduction="none"))
         return self.scale * per_example, logits
 
 
@@ -81,7 +82,7 @@ class Trades:
 
     def __call__(self, model: Classifier, sample: Sample) -> tuple[Tensor, Tensor]:
         clean, logits = model(sample.clean), model(sample.x)
-        fit = sample.over_labels(lambda y: self.loss(clean, y, reduction="none"))
+        fit = sample.over_labels(partial(self.loss, clean, reduction="none"))
         return fit + self.weight * self.divergence(clean, logits, reduction="none"), logits
 
 

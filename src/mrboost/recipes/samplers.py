@@ -40,10 +40,8 @@ from mrboost import losses
 from mrboost.attacks import PGD, attacked
 from mrboost.data import Mixed
 from mrboost.ensemble import mean_logits
-from mrboost.errors import check_new_name
+from mrboost.errors import check_new_name, check_part
 from mrboost.seeds import Randomness
-
-from .parts import check_part
 
 # Networks and a batch to the logits that they give together
 Combine = Callable[[Sequence[Callable[[Tensor], Tensor]], Tensor], Tensor]

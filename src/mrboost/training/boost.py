@@ -1,4 +1,8 @@
-"""The rounds: initialise a learner, fit it, freeze it, append it. One round is plain training."""
+"""The rounds: initialise a learner, fit it, freeze it, append it. One round is plain training.
+
+The first round may come from elsewhere: it is the first network of another run, which the run
+adopts, or it starts from given weights.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,19 @@ from mrboost.data import Dataset, Source, Split, validation_split
 from mrboost.devices import GO_ON, end_processes, lost_processes, make_fabric, move_model
 from mrboost.ensemble import Ensemble, Mixture
 from mrboost.errors import InputError
-from mrboost.evaluation import evaluate
+from mrboost.evaluation.batches import scores
+from mrboost.files import checksum
+from mrboost.models.source import fill, read_weights
 from mrboost.options import TrainingOptions
 from mrboost.progress import note
 from mrboost.recipes import Recipe, get
 from mrboost.recipes.config import Config, describe, resolve
 from mrboost.runs import Run
+from mrboost.runs.identity import FIRST_ROUND, differences
 from mrboost.seeds import derive, global_stream
 
-from . import first as first_round
-from .checks import check_parts
-from .fit import VALIDATION_STEPS, fit
-from .observers import Observer, Tell, teller
+from .fit import VALIDATION_STEPS, Observer, Tell, fit, teller
+from .step import check_parts
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -80,16 +85,16 @@ def boost(
     description = describe(config, dataset, data_dir)
     first_process = fabric.is_global_zero
     if first is not None:
-        origin = first_round.describe(first, description, rounds=config.rounds, out=out)
-        first_round.start(_new_learner(config, dataset, 1), config.model, origin, first_process)
+        origin = _describe_first(first, description, rounds=config.rounds, out=out)
+        _start_from(origin, _new_learner(config, dataset, 1), config.model, first_process)
         description["first"] = origin
     with _run_folder(out, description, resume, fabric) as run, lost_processes(_LOST):
         origin = (description if run is None else run.config).get("first", {})
         if run is not None:
-            first_round.adopt(run, origin)
+            _adopt(run, origin)
             fabric.barrier()
-        watched = {"on_epoch": on_epoch, "on_round": on_round} if first_process else {}
-        told = teller("on_epoch", watched), teller("on_round", watched)
+        watched = (on_epoch, on_round) if first_process else (None, None)
+        told = teller("on_epoch", watched[0]), teller("on_round", watched[1])
         members = _rounds(config, dataset, fabric, run, origin, progress and first_process, told)
         if fabric.world_size > 1:
             end_processes()
@@ -164,14 +169,23 @@ def _rounds(
         newest = [move_model(run.members(done, "best")[-1], fabric.device)]
         _score_rounds(config, run, held_out, fabric.device, progress)
     on_epoch, on_round = told
-    common: dict[str, Any] = {"fabric": fabric, "run": run, "progress": progress, "tell": on_epoch}
     for round_ in range(len(past) + 1, config.rounds + 1):
         learner = _new_learner(config, dataset, round_)
         config.recipe.init(learner, past)
         if round_ == 1 and not (run and run.load_checkpoint()):
-            first_round.start(learner, config.model, first, tell=False)
-        of_round = config.of_round(round_)
-        fitted = fit(learner, past, train, held_out, of_round, round_=round_, **common)
+            _start_from(first, learner, config.model)
+        fitted = fit(
+            learner,
+            past,
+            train,
+            held_out,
+            config.of_round(round_),
+            fabric=fabric,
+            round_=round_,
+            run=run,
+            progress=progress,
+            tell=on_epoch,
+        )
         learner.requires_grad_(False).eval()
         newest = [deepcopy(learner)]
         newest[0].load_state_dict(fitted.best)
@@ -196,24 +210,29 @@ def _score_rounds(
     if not run.writes:
         return
     rows = {row["round"]: row for row in run.results.get("rounds", [])}
+    judge = config.judge(VALIDATION_STEPS)
     for count in range(1, run.rounds_done() + 1):
         if count in rows:
             continue
-        attack = {f"pgd-{VALIDATION_STEPS}": config.judge(VALIDATION_STEPS)}
         model = move_model(run.classifier("best", count), device)
-        scores = evaluate(model, held_out, None, attack, check=False)
-        rows[count] = {"round": count, "n": scores.n, "on": config.select_on} | {
-            o.attack: {"accuracy": o.accuracy, "margin": o.margin, "min_margin": o.min_margin}
-            for o in scores.outcomes
-        }
+        row: dict[str, Any] = {"round": count, "n": len(held_out), "on": config.select_on}
+        with global_stream(derive(config.seed, "score", count), device):
+            for name, attack in (("clean", None), (judge.name, judge)):
+                correct, margins = scores(model, held_out, attack)
+                row[name] = {
+                    "accuracy": correct.mean().item(),
+                    "margin": margins.mean().item(),
+                    "min_margin": margins.min().item(),
+                }
+        rows[count] = row
         with run.changing_results() as results:
             results["rounds"] = [rows[key] for key in sorted(rows)]
         if progress and config.rounds > 1:
-            clean, robust = scores.outcomes
+            robust = row[judge.name]
             note(
-                f"ensemble of {count}: clean {clean.accuracy:.1%}  {robust.attack} "
-                f"{robust.accuracy:.1%}  margin {robust.margin:.2f} "
-                f"(least {robust.min_margin:.2f})"
+                f"ensemble of {count}: clean {row['clean']['accuracy']:.1%}  {judge.name} "
+                f"{robust['accuracy']:.1%}  margin {robust['margin']:.2f} "
+                f"(least {robust['min_margin']:.2f})"
             )
 
 
@@ -221,3 +240,59 @@ def _new_learner(config: Config, dataset: Dataset, round_: int) -> nn.Module:
     mean, std = dataset.channel_stats()
     with global_stream(derive(config.seed, "initialise", round_), torch.device("cpu")):
         return models.build(config.model, dataset.shape, dataset.num_classes, mean=mean, std=std)
+
+
+def _describe_first(
+    first: str | Path, description: dict[str, Any], *, rounds: int, out: str | Path | None
+) -> dict[str, str]:
+    """The configuration's entry: a run or a file of weights, and the checksum of the weights.
+
+    Args:
+        first: a run folder or a file of weights. With several rounds, a run's first network is the
+            first round; otherwise it gives the weights to start from.
+        description: the configuration of the training, which a run has to agree with.
+        rounds: those of the training.
+        out: its folder.
+    """
+    path = Path(first)
+    if path.is_file() or rounds == 1:
+        if not path.is_file():
+            (path,) = Run.open(first).member_files(1, "best")
+        return {"weights": str(path.absolute()), "of": checksum(read_weights(path))}
+    if out is None:
+        raise InputError("first is copied into the run folder: give out as well")
+    source = Run.open(first)
+    name = str(source.folder)
+    if source.rounds_done() < 1:
+        raise InputError(f"{name!r} has no finished round: go on with mrboost train --resume")
+    if changed := differences(source.config, description, only=FIRST_ROUND):
+        raise InputError(f"{name!r} cannot be first ({'; '.join(changed)}): give the same")
+    return {"run": str(source.folder.absolute()), "of": source.fingerprint("last", 1)}
+
+
+def _adopt(run: Run, first: dict[str, str]) -> None:
+    """Another run's first round as the first of this one, which has none yet."""
+    if "run" not in first or not run.writes or run.rounds_done() > 0:
+        return
+    source = Run.open(first["run"])
+    if source.fingerprint("last", 1) != first["of"]:
+        raise InputError(f"the first round in {first['run']!r} has changed: start a new run")
+    run.rewind_metrics(0, 0)
+    run.adopt(source, 1, of=1)
+
+
+def _start_from(first: dict[str, str], learner: nn.Module, model: str, tell: bool = False) -> None:
+    """Give a learner the weights that the first round starts from, if it starts from any. Those of
+    a run's network bring their normalisation; a last layer for other classes is left out."""
+    if "weights" not in first:
+        return
+    path = first["weights"]
+    state = read_weights(path)
+    if checksum(state) != first["of"]:
+        raise InputError(f"the weights in {path} have changed: start a new run")
+    mine = learner.state_dict()
+    bare = "0.mean" in mine and "0.mean" not in state
+    network = learner[1] if bare and isinstance(learner, nn.Sequential) else learner
+    left = fill(network, state, f"{path} does not fit model {model!r}", new_head=True)
+    if left and tell:
+        note(f"note: {', '.join(left)} of {path} are for other classes, and start anew")

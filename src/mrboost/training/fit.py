@@ -9,7 +9,8 @@ needed to go on is saved.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from mrboost.runs import Run
 from mrboost.seeds import derive, global_stream
 
 from .ema import Average
-from .observers import Tell, teller
 from .state import FitState, copy_state
 from .step import Step
 
@@ -36,6 +36,29 @@ if TYPE_CHECKING:
 
 VALIDATION_STEPS = 20
 _FINITE_EVERY = 50  # steps between looks at the loss: each look waits for the device
+
+# Who watches a training: they get a record of each epoch or round, and never steer it
+Record = dict[str, int | float]
+Observer = Callable[[Record], object]
+Tell = Callable[[Mapping[str, int | float]], None]
+
+
+def teller(name: str, observer: Observer | None) -> Tell:
+    """Hands the observer, if there is one, a copy of each record. What it raises becomes a warning:
+    the training of hours does not end with the connection to a logger, and several processes stay
+    in step."""
+
+    def tell(record: Mapping[str, int | float]) -> None:
+        if observer is None:
+            return
+        try:
+            observer(dict(record))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            problem = f"{name} failed after round {record['round']}, epoch {record['epoch']}"
+            warnings.warn(f"{problem} ({said}); the training goes on", RuntimeWarning, stacklevel=2)
+
+    return tell
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ def fit(
     round_: int = 1,
     run: Run | None = None,
     progress: bool = False,
-    tell: Tell = teller("", {}),  # noqa: B008 — it tells nobody
+    tell: Tell = lambda _: None,
 ) -> Fitted:
     """Train ``learner`` against the recipe's adversary; ``past`` are the frozen
     members of earlier rounds.

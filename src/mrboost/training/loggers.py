@@ -14,7 +14,7 @@ from typing import Any
 
 from mrboost.errors import InputError
 
-from .observers import Record
+from .fit import Record
 
 
 class TensorBoard:

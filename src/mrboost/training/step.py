@@ -1,10 +1,12 @@
-"""One step of training: the adversary's move, the loss, the update. Nothing in it
-waits for the device.
+"""One step of training: the adversary's move, the loss, the update. Nothing in it waits for the
+device.
 
 With ``fast``, the adversary moves against quick copies of the networks (``mrboost.speed.copies``),
 that of the learner brought up to date at the start of each step, and on a CUDA device the whole
 step is captured once and replayed. With several processes, only the gradients' average waits for
 the others.
+
+``check_parts`` tries a step's parts on two images, before an epoch is spent on what does not fit.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mrboost.attacks import PGD, Classifier, Gaussian, attacked
-from mrboost.data import Mixed
+from mrboost.data import Dataset, Mixed
 from mrboost.devices import over_processes
 from mrboost.errors import InputError
 from mrboost.recipes.config import Config
 from mrboost.recipes.samplers import Sample, Turn
-from mrboost.seeds import Share, derive
+from mrboost.seeds import Share, derive, global_stream
 from mrboost.speed.copies import quick, refresh
 from mrboost.speed.graphs import Replay
 
@@ -222,3 +224,69 @@ class Step:
         if (seconds := time.perf_counter() - began) > 1:
             self._say(f"made quick copies for the attack in {seconds:.1f} s")
         return copies
+
+
+def check_parts(config: Config, learner: nn.Module, dataset: Dataset, processes: int = 1) -> None:
+    """Refuse a model, a sampler, an objective or a batch size that does not fit.
+
+    ``learner`` is a network that nothing else needs: its statistics change.
+    """
+    if config.batch_size < 2 * processes:
+        raise InputError(f"batch_size {config.batch_size} is less than 2 images for each process")
+    _, height, width = dataset.shape
+    if not 0 <= config.augment.padding <= max(height, width):
+        most = f"0 to {max(height, width)}, the images' size"
+        raise InputError(f"padding must be {most}, got {config.augment.padding}")
+    few = dataset.train[:2]
+    x, y = few.images().cpu(), few.y.cpu()
+    with global_stream(0, torch.device("cpu")):
+        _check_model(learner, config.model, x, dataset)
+        for past in [[], [learner]][: config.rounds]:
+            _check_step(config, learner, past, x, y)
+
+
+def _check_model(learner: nn.Module, name: str, x: Tensor, dataset: Dataset) -> None:
+    """One logit for each class, and the images as they were."""
+    given = x.clone()
+    with attacked(learner), torch.no_grad():
+        logits = learner(given)
+    if _shape(logits) != (2, dataset.num_classes):
+        remedy = "check the function that was registered"
+        if not isinstance(logits, Tensor):
+            remedy = "let it return mrboost.models.Logits(network)"
+        raise InputError(
+            f"model {name!r} must return logits of shape (2, {dataset.num_classes}) for 2 images "
+            f"of {dataset.name}, it gave {_shape(logits)}: {remedy}"
+        )
+    if not torch.equal(given, x):
+        raise InputError(f"model {name!r} changes its images: compute x - mean, not x.sub_(mean)")
+
+
+def _check_step(
+    config: Config, learner: nn.Module, past: list[nn.Module], x: Tensor, y: Tensor
+) -> None:
+    """A batch as ``Step`` makes and judges it, with one step of the attack."""
+    recipe, attack = config.recipe, replace(config.attack(), steps=1)
+    turn = Turn(attack, learner, past, x, y, torch.Generator().manual_seed(0))
+    sample: object = recipe.sampler(turn)
+    called = f"sampler {type(recipe.sampler).__name__} of recipe {recipe.name!r}"
+    if not isinstance(sample, Sample):
+        remedy = "return turn.sample(x_adv)"
+        raise InputError(f"{called} gave {type(sample).__name__} and no Sample: {remedy}")
+    if _shape(sample.x) != x.shape:
+        remedy = "keep the shape of turn.x"
+        raise InputError(f"{called} gave {_shape(sample.x)} for {tuple(x.shape)}: {remedy}")
+    found: Any = recipe.objective(recipe.scope(learner, past), sample)
+    called = f"objective {type(recipe.objective).__name__} of recipe {recipe.name!r}"
+    if not isinstance(found, tuple) or len(found) != 2:
+        remedy = "return (losses, logits)"
+        raise InputError(f"{called} gave {type(found).__name__} and no pair: {remedy}")
+    shapes = tuple(map(_shape, found))
+    if shapes[0] != (2,) or len(shapes[1]) != 2:
+        remedy = 'it must give one loss for each image: call its loss with reduction="none"'
+        raise InputError(f"{called} gave losses of shape {shapes[0]} for 2 images: {remedy}")
+
+
+def _shape(value: object) -> Any:
+    """The shape of a tensor, or what a value is instead of one."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -1,12 +1,39 @@
-"""Learning-rate schedules: functions of the share of the training that is done.
+"""How a round goes about its training: the weights that it starts from, and its learning rate.
 
-A schedule has no state: it maps progress in [0, 1) to a factor of the base rate.
+``RndInit`` starts from fresh weights, ``PerInit`` from those of the last member. A schedule has no
+state: it maps the share of the training that is done, in [0, 1), to a factor of the base rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+from torch import nn
+
+
+class Init(Protocol):
+    """What every initialisation has."""
+
+    def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None:
+        """Set the weights of a freshly initialised learner, given the earlier members."""
+
+
+@dataclass(frozen=True)
+class RndInit:
+    """Random initialisation: each round's fresh weights, drawn from a random stream of its own."""
+
+    def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None: ...
+
+
+@dataclass(frozen=True)
+class PerInit:
+    """Persistent initialisation: the weights of the previous member."""
+
+    def __call__(self, learner: nn.Module, past: Sequence[nn.Module]) -> None:
+        if past:
+            learner.load_state_dict(past[-1].state_dict())
 
 
 class Schedule(Protocol):
