@@ -168,6 +168,7 @@ def test_a_model_with_the_wrong_number_of_logits(forgotten: None, tmp_path: Path
         ("train mrboost-exp --norm L2 --eps 0.5", "draws from Linf balls: leave norm out"),
         ("train at --norm l2 --eps 0.5", "unknown norm 'l2': did you mean L2"),
         ("train at --device tpu", "device 'tpu' is not available"),
+        ("train at --import=--", "--import=-- names no value"),
         ("train", "give a RECIPE"),
         ("trian at", "unknown command 'trian': did you mean train?"),
         ("", "arguments are required: COMMAND"),

@@ -24,6 +24,7 @@ from mrboost.evaluation.batches import attacked_batches
 from mrboost.evaluation.inputs import fitted
 from mrboost.evaluation.result import robustbench_summary
 from mrboost.losses import kl_divergence
+from mrboost.models import BlackBox
 from mrboost.speed.copies import Copy
 
 
@@ -235,6 +236,15 @@ def test_mistakes_are_one_line(model, batch, digits, tmp_path) -> None:
         ),
         "floating point, the model returned torch.int64": lambda: mrboost.evaluate(
             lambda z: model(z).long(), x, y, eps=0.1
+        ),
+        "layout torch.sparse_coo: return a dense one": lambda: mrboost.evaluate(
+            lambda z: model(z).to_sparse(), x, y, eps=0.1
+        ),
+        "an array of <U6: return logits": lambda: mrboost.evaluate(
+            BlackBox(lambda z: "logits", tensors=True), x, y, eps=0.1
+        ),
+        "examples=.* cannot be: ": lambda: mrboost.evaluate(
+            model, x, y, "fgsm", eps=0.1, examples=f"{__file__}/examples.npz"
         ),
         r"at least one|are empty": lambda: robustness_curve(model, x[:0], y[:0], [0.1]),
         "takes an attack's name, .* got PGD": lambda: robustness_curve(

@@ -21,6 +21,8 @@ from mrboost.errors import InputError
 from mrboost.losses import LOSSES, Loss
 from mrboost.threat import Threat, ball
 
+from .model import check_dense
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -153,6 +155,7 @@ def takes_arrays(call: F) -> F:
             for name, value in labels.items():
                 images, labels[name] = as_tensors(x, value)
         if isinstance(x, Tensor):
+            check_dense(x, *labels.values())
             on = {name: value.to(x.device) for name, value in labels.items()}
             return call(self, model, x, **on, **options)
         device = device_of(model)

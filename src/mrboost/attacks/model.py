@@ -125,9 +125,9 @@ def checked(model: Classifier, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, T
 
 def check_batch(x: Tensor, y: Tensor) -> None:
     """Refuse what is not a batch of images in [0, 1] with integer labels."""
-    for tensor in (x, y):
-        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
-            raise InputError("images and labels must be dense: no nested, sparse or meta tensors")
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(f"images and labels must be tensors, got {type(x)} and {type(y)}")
+    check_dense(x, y)
     refuse_grey_levels(x)
     if x.ndim < 2 or x.numel() == 0:
         shape = tuple(x.shape)
@@ -144,6 +144,13 @@ def check_batch(x: Tensor, y: Tensor) -> None:
         elif max(-low, high - 1) < 1e-3:
             problem = f"go beyond it by {max(-low, high - 1):.2g}: clamp them, as x.clamp(0, 1)"
         raise InputError(f"images must lie in [0, 1], these {problem}")
+
+
+def check_dense(*tensors: Tensor) -> None:
+    """Refuse tensors that are no plain rows of values."""
+    for tensor in tensors:
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            raise InputError("images and labels must be dense: no nested, sparse or meta tensors")
 
 
 def check_targets(targets: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -179,6 +186,8 @@ def check_logits(model: Classifier, x: Tensor, y: Tensor, *, nan: bool = True) -
         is_array = isinstance(logits, np.ndarray)
         wrapper = "BlackBox(model, tensors=True)" if is_array else "Logits(model)"
         raise InputError(f"{wanted} {type(logits).__name__}: give mrboost.models.{wrapper}")
+    if logits.layout != torch.strided:
+        raise InputError(f"{wanted} a tensor of layout {logits.layout}: return a dense one")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2:
         remedy = ""
         if logits.ndim == 1 and not logits.is_floating_point():

@@ -56,6 +56,9 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; ``options.command`` names the command."""
     parser, commands = _build()
+    for argument in arguments:
+        if argument.startswith("--") and argument.endswith("=--"):  # of which argparse makes a list
+            raise InputError(f"{argument} names no value: {argument[:-3]} takes another than --")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise _unknown_argument(unknown[0], options.command, commands)

@@ -49,7 +49,7 @@ def _check_place(name: str, path: Path | None) -> None:
     try:
         if path is not None:
             path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise InputError(f"{name}={str(path)!r:.200} cannot be: {error!s:.200}") from None

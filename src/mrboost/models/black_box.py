@@ -51,7 +51,12 @@ class BlackBox:
     def __call__(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             answers = self._asked(x.detach())
-        answers = answers if isinstance(answers, Tensor) else torch.tensor(answers)
+        if not isinstance(answers, Tensor):
+            answers = np.asarray(answers)
+            if answers.dtype.kind not in "fiub":
+                problem = f"the model answers with an array of {answers.dtype}"
+                raise InputError(f"{problem}: return logits (N, K) or labels (N,), as numbers")
+            answers = torch.tensor(answers)
         answers = answers.to(x.device)
         if answers.ndim == 1:
             return self._one_hot(answers)
