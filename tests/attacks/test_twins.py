@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import mrboost
 from mrboost.attacks import PGD, Transfer
 from mrboost.attacks.adaptive import adaptive
-from mrboost.attacks.stand_ins import Twin, voters
+from mrboost.attacks.surrogates import Twin, voters
 
 
 class CrossMax(nn.Module):

@@ -53,7 +53,7 @@ the model itself.
 ``targets.py``       which labels they aim at first
 ``autoattack.py``    several searches in turn: ``AutoAttack``, and ``Quick``
 ``arc.py``           the attack on randomised classifiers
-``stand_ins.py``     a model with the gradients of another one, or the mean of its parts' answers
+``surrogates.py``    a model with the gradients of another one, or the mean of its parts' answers
 ``adaptive.py``      the attacks that fit a model
 ``registry.py``      attacks by name
 ``others.py``        attacks of foolbox and torchattacks
@@ -71,7 +71,7 @@ from .pgd import CW, FGSM, PGD, FromClean, Gaussian, Start, Uniform, ascend
 from .rays import RayS
 from .registry import named, register
 from .square import Square
-from .stand_ins import BPDA, Transfer
+from .surrogates import BPDA, Transfer
 from .survivors import Search
 
 __all__ = ["APGD", "BPDA", "CW", "FAB", "FGSM", "PGD", "Attack", "AutoAttack", "Classifier"]

@@ -9,7 +9,7 @@ its point: a defence that only they have been tried on has not been tested. ``ar
 opinion of another kind: it counts the members it fools.
 
 Where a model makes of its members' answers something that has no useful gradient,
-``stand_ins.Twin`` has one; where it has none at all, a surrogate does (``stand_ins.BPDA``), or
+``surrogates.Twin`` has one; where it has none at all, a surrogate does (``surrogates.BPDA``), or
 squares and rays decide.
 """
 
@@ -32,7 +32,7 @@ from .model import checked, difference, drawn, slopes
 from .pgd import PGD
 from .rays import RayS
 from .square import Square
-from .stand_ins import BPDA, Transfer, Twin, of_tensors, on_surrogate, voters
+from .surrogates import BPDA, Transfer, Twin, of_tensors, on_surrogate, voters
 
 __all__ = ["Transfer", "adaptive", "attacks_on", "on_surrogate"]
 

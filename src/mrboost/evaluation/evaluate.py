@@ -20,7 +20,7 @@ from torch import Tensor
 from mrboost.attacks import BPDA, Attack, Classifier, as_attack, named
 from mrboost.attacks.base import Untouched, ball_of
 from mrboost.attacks.others import adapted
-from mrboost.attacks.stand_ins import on_surrogate
+from mrboost.attacks.surrogates import on_surrogate
 from mrboost.data.dataset import count
 from mrboost.devices import device_of
 from mrboost.ensemble import Ensemble, Mixture

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from mrboost.attacks import Classifier, attacked
 from mrboost.attacks.model import LOW_PRECISION, Rounded, check_batch, check_logits
-from mrboost.attacks.stand_ins import of_tensors
+from mrboost.attacks.surrogates import of_tensors
 from mrboost.data import Split, as_tensors
 from mrboost.data.dataset import is_map, pairs
 from mrboost.data.mapped import Mapped

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mrboost import data as datasets
 from mrboost.attacks import Attack
 from mrboost.attacks.adaptive import adaptive
-from mrboost.attacks.stand_ins import on_surrogate
+from mrboost.attacks.surrogates import on_surrogate
 from mrboost.data import Dataset, Split, drawn
 from mrboost.data.folder import FOLDER, Pictures
 from mrboost.devices import GO_ON, lost_processes, make_fabric
