@@ -40,8 +40,8 @@ SHARED = {"steps": 3, "batch_size": 256, "lr": 0.4, "schedule": "one-cycle", "em
 class Form:
     """A recipe with its options; the rounds after the first have ``later`` epochs at ``later_lr``.
 
-    With ``teacher``, a form of the same seeds, one round starts from the weights of ``first``, and
-    the teacher's answers are its labels (examples/_soft_labels.py).
+    With ``taught``, the one round starts from the weights of ``first``, whose answers are its
+    labels (examples/_soft_labels.py).
     """
 
     recipe: str
@@ -50,12 +50,12 @@ class Form:
     rounds: int = 1
     later: int = 0
     later_lr: float = 0.1
-    teacher: str | None = None
+    taught: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def cost(self, first: Form | None) -> float:
         awp = 0.5 if "awp" in self.options else 0.0
-        if self.teacher is not None and first is not None:
+        if self.taught and first is not None:
             return first.cost(None) + self.epochs * (1 + awp)
         boosted = self.recipe.startswith("mrboost")
         trunk = self.epochs * (1 + awp) if first is None else first.cost(None)
@@ -91,13 +91,11 @@ FORMS = {
     "boosted-48-awp-smooth": Form(
         "mrboost", 48, "one-48-awp-smooth", rounds=3, later=12, options=AWP | SMOOTH
     ),
-    # One more round of equal cost: alone, boosted, with the answers of the first network or of two
-    # as labels.
+    # One more round of equal cost: alone, boosted, with the first network's answers as labels.
     "alone-24": Form("snapshots", 48, "one-48-awp", rounds=2, later=24, options=AWP),
     "boosted-16": Form("mrboost", 48, "one-48-awp", rounds=2, later=16, options=AWP),
     "alone-48": Form("snapshots", 48, "one-48-awp", rounds=3, later=24, options=AWP),
-    "self-taught-24": Form("taught", 24, "one-48-awp", teacher="one-48-awp", options=AWP | LATER),
-    "taught-24": Form("taught", 24, "one-48-awp", teacher="independent-2", options=AWP | LATER),
+    "self-taught-24": Form("taught", 24, "one-48-awp", taught=True, options=AWP | LATER),
 }
 
 
@@ -128,7 +126,6 @@ JOINED = {
     "two-alone-24": Joined("alone-24", 2, newest=True),
     "two-boosted-16": Joined("boosted-16", 2, newest=True),
     "two-self-taught-24": Joined("self-taught-24", 2),
-    "two-taught-24": Joined("taught-24", 2),
     "two-alone-24-all": Joined("alone-24", 2),
     "two-alone-48": Joined("alone-48", 2, newest=True),
 }
@@ -140,12 +137,8 @@ def needs(name: str, seed: int) -> list[Task]:
     """What a form starts from, or consists of."""
     if name in JOINED:
         return [(JOINED[name].of, seed + number) for number in range(JOINED[name].seeds)]
-    form = FORMS[name]
-    tasks = [] if form.first is None else [(form.first, seed)]
-    if (teacher := form.teacher) is not None:
-        of_pair = seed - seed % JOINED[teacher].seeds if teacher in JOINED else seed
-        tasks.append((teacher, of_pair))
-    return tasks
+    first = FORMS[name].first
+    return [] if first is None else [(first, seed)]
 
 
 def in_order(names: Sequence[str], seed: int) -> list[Task]:
@@ -255,7 +248,7 @@ def _train(task: Task, options: argparse.Namespace) -> None:
     if form.first is not None and not (out / "config.json").exists():
         flags += ["--first", str(_folder((form.first, seed), options))]
     where = ["--data", options.data, "--out", str(out), "--resume"]
-    teacher = "" if form.teacher is None else str(_folder(needs(name, seed)[-1], options))
+    teacher = str(_folder((form.first, seed), options)) if form.taught and form.first else ""
     _mrboost(out, options, "train", form.recipe, *where, *flags, teacher=teacher)
 
 
