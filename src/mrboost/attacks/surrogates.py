@@ -1,10 +1,10 @@
 """Surrogates: models that are attacked, or whose gradients are followed, in place of one that has
 no useful gradient, or a misleading one.
 
-``Transfer`` makes images on one model to show them to another. ``BPDA`` has the answers of a
-model and the gradients of a surrogate that the user names, where the model rounds, sorts, encodes or
-is no network. ``Twin`` finds a surrogate in the model itself: the mean of what its parts answer.
-What a model makes of its members' answers may leave no gradient to follow though the members have
+``Transfer`` makes images on one model to show them to another. ``BPDA`` has the answers of a model
+and the gradients of a surrogate that the user names, where the model rounds, sorts, encodes or is
+no network. ``Twin`` finds a surrogate in the model itself: the mean of what its parts answer. What
+a model makes of its members' answers may leave no gradient to follow though the members have
 one: a median, a vote, a normalisation by the largest logits (CrossMax). What fools the mean of the
 members mostly fools the model too, and the mean has a gradient.
 
