@@ -152,7 +152,7 @@ def check_size(name: str, shape: Shape, classes: int, state: State, path: str | 
             network = build(name, shape, classes)
     except InputError:
         raise
-    except Exception:
+    except Exception:  # a network of the user's own that cannot be built without memory
         return
     # BatchNorm's counters of batches may be missing
     most, found = (
